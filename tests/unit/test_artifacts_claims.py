@@ -18,7 +18,7 @@ from pipeline.artifacts.claims import (
     Scene,
 )
 from pipeline.artifacts.frame import frame
-from pipeline.artifacts.judge import judge
+from pipeline.artifacts.judge import judge, with_settings
 from pipeline.artifacts.published import number, read_csv
 
 QUESTIONS = {  # of each benchmark in full
@@ -38,7 +38,7 @@ def made(metric, value, low=None, high=None, *, model="llama-3.1-8b", variant="s
 
 
 def scene(*rows, points=None, **more):
-    return Scene({"t": frame(rows)}, ROLES, points or {}, **more)
+    return Scene({"t": with_settings(frame(rows), points or {})}, ROLES, **more)
 
 
 def cell(metric="speedup", role="small", **more):
@@ -116,8 +116,8 @@ def test_a_large_error_does_not_help_a_small_loss_to_agree():
 
 def test_paired_differences_come_before_independent_ones_and_kl_is_a_remark():
     rows = [made("average", value, value - 4, value + 4, variant=name) for name, value in (("a", 60.0), ("b", 58.0))]
-    against = {"against_model": "llama-3.1-8b", "against": "a", "against_kv_cache": "auto", "variant": "b"}
-    paired = [made("average", -2.0, -2.5, -1.5, **against), made("kl", 0.3, 0.2, 0.4, **against)]
+    against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto", "variant": "a"}
+    paired = [made("average", 2.0, 1.5, 2.5, **against), made("kl", -0.3, -0.4, -0.2, **against)]
     better = claim("minus", averages("a", "b"), POSITIVE, POSITIVE, kl=True)
     found = judge(better, scene(*rows, *paired))
     assert (found.verdict, found.found[2:]) == (AGREES, (1.5, 2.5))
@@ -152,7 +152,7 @@ def test_roles_stand_ins_and_gaps_are_reasons(role, rows, more, reason):
 
 def test_without_any_number_nothing_is_measured():
     """As at a scale that measures other points, rates and tasks."""
-    nothing = Scene({artifact: frame([]) for artifact in ARTIFACTS}, ROLES)
+    nothing = Scene(dict.fromkeys(ARTIFACTS, with_settings(frame([]), {})), ROLES)
     assert {judge(each, nothing).verdict for each in CLAIMS if each.cells} == {UNMEASURED}
 
 
@@ -175,22 +175,19 @@ def test_forty_made_up_contradictions_never_agree(place):
 # The sources' own numbers, with the errors that independent answers to their benchmarks' questions have
 
 
-COLUMNS = {
-    "baseline": ("baseline", "auto"), "merge_all_layers": ("merge-all-layers", "auto"), "swiftkv_50": ("swiftkv-50", "auto"),
-    "swiftkv_50_across4": ("swiftkv-50-across4", "auto"), "swiftkv_50_across4_fp8": ("swiftkv-50-across4", "fp8"),
-}  # fmt: skip
-
-
-def speeds(line):
-    known = {"model": line["model"], "point": line.get("memory_gb") or line.get("input_length")}
-    known["conditions"] = f"{line.get('gpus', 1)} × NVIDIA H100"
-    base = number(line["baseline"])
-    for column, (variant, kv_cache) in COLUMNS.items():
-        value = number(line.get(column))
-        more = known | {"variant": variant, "kv_cache": kv_cache, "status": "ok" if value else "oom"}
-        gain = value / base if value and base else None
+def speeds(lines):
+    keys = ("model", "memory_gb", "input_length")
+    base = {
+        tuple(map(line.get, keys)): number(line["tokens_per_second"]) for line in lines if line["variant"] == "baseline"
+    }
+    for line in lines:
+        value = number(line["tokens_per_second"])
+        known = {name: line[name] for name in ("model", "variant", "kv_cache")}
+        known |= {"point": line.get("memory_gb") or line.get("input_length"), "status": "ok" if value else "oom"}
+        known["conditions"] = f"{line.get('gpus', 1)} × NVIDIA H100"
+        gain = value / base[tuple(map(line.get, keys))] if value and base[tuple(map(line.get, keys))] else None
         for metric, found in (("tokens_per_second", value), ("speedup", gain)):
-            yield made(metric, found, found and 0.99 * found, found and 1.01 * found, **more)
+            yield made(metric, found, found and 0.99 * found, found and 1.01 * found, **known)
 
 
 def scores(line):
@@ -208,16 +205,16 @@ def test_the_sources_own_numbers_contradict_no_claim():
     tables = {}
     for file in (PAPER / f"{name}.csv" for name in ARTIFACTS):
         lines = read_csv(file) if file.exists() else []
-        rows = [
-            row for line in lines for row in (speeds if {"memory_gb", "input_length"} & line.keys() else scores)(line)
-        ]
+        served = lines and "tokens_per_second" in lines[0]
+        rows = list(speeds(lines)) if served else [row for line in lines for row in scores(line)]
         if rows:  # a later row of the same case repeats the earlier one
             tables[file.stem] = frame(rows).drop_duplicates(
                 ["model", "variant", "kv_cache", "point", "metric"], keep="last"
             )
     points = {limit: {"memory_gib": float(limit), "input_tokens": 2000} for limit in ("80", "40", "20", "16")}
     points |= {length: {"input_tokens": int(length[:-1]) * 1000} for length in ("4K", "16K")}
-    verdicts = {each.id: judge(each, Scene(tables, ROLES, points)).verdict for each in CLAIMS}
+    shown = Scene({name: with_settings(table, points) for name, table in tables.items()}, ROLES)
+    verdicts = {each.id: judge(each, shown).verdict for each in CLAIMS}
     assert sum(verdict != UNMEASURED for verdict in verdicts.values()) >= 70
     assert CONTRADICTS not in verdicts.values()
     agreeing = {name for name, verdict in verdicts.items() if verdict == AGREES}

@@ -123,7 +123,7 @@ def test_flops_tables_equal_the_published_ones(name):
     large = ROOT / "resources/architectures/llama-3.1-70b.json"
     table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
     printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
-    assert [variant == "published" for variant in printed.index] == [False, True] * len(entry["cases"])
+    assert [variant.startswith("published") for variant in printed.index] == [False, True] * len(entry["cases"])
     assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
 
 

@@ -64,10 +64,8 @@ def report(options: argparse.Namespace) -> None:
     """Write report.html and gallery.md of what the scale has made."""
     from pipeline.artifacts.report import write_report
 
-    places = _config(options)[0].pathvars
-    results = options.results or Path(places.results)
-    benchmarks = results / "benchmarks" if options.results else Path(places.benchmarks)
-    write_report(results, benchmarks, results / "report.html", results / "gallery.md")
+    results = options.results or Path(_config(options)[0].pathvars.results)
+    write_report(results, results / "report.html", results / "gallery.md")
 
 
 def compare(options: argparse.Namespace) -> None:

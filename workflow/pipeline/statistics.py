@@ -30,11 +30,6 @@ class Estimate(NamedTuple):
         ends = (None if end is None else 1 / end for end in (self.high, self.low))
         return Estimate(1 / self.value, self.stderr and self.stderr / self.value**2, *ends)
 
-    def negative(self) -> Estimate:
-        """The same with the other sign."""
-        ends = (None if end is None else -end for end in (self.high, self.low))
-        return Estimate(0 - self.value, self.stderr, *ends)
-
 
 def estimate(value: float, stderr: float | None = None, n: int | None = None) -> Estimate:
     """An estimate from a standard error: Student's t of n - 1 degrees of freedom, the normal distribution without n.

@@ -71,13 +71,11 @@ rule report_page:
         "<benchmarks>/report.tsv"
     params:
         results=lambda w, output: os.path.dirname(output.page),
-        benchmarks=scale.pathvars.benchmarks,
     shell:
         """
         exec &> >(tee {log:q})
         python -m pipeline.stages report_page \
             --results {params.results:q} \
-            --benchmarks {params.benchmarks:q} \
             --page {output.page:q} \
             --gallery {output.gallery:q}
         """

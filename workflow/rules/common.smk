@@ -309,7 +309,7 @@ def files_of_artifacts(names):
     return [
         f"<results>/{form}s/{artifact}.{ending}"
         for form, endings in FORMS.items()
-        for artifact in contents.names(scale, form)
+        for artifact in contents.names(scale)
         for ending in endings
-        if artifact in names
+        if artifact in names and contents.kind_of(scale, artifact).form == form
     ]

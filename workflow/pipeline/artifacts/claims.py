@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ AGREES, CONTRADICTS, UNDECIDED, UNMEASURED = VERDICTS = ("agrees", "contradicts"
 BENCHMARKS = 7  # that the sources' averages are over
 OUTPUT_TOKENS, TOTAL_TOKENS = 256, 15e6  # of the sources' requests (Figure 3, App. B.2)
 NEAR = 0.05  # how far, relatively, a length or a limit may be from the stated one and still be the same
+# Of serving points, which tell rows apart
+SETTINGS = ["input_tokens", "output_tokens", "total_tokens", "memory_gib", "speculative"]
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings of a number's place, and how a sentence on another one begins.
 _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
@@ -64,9 +65,8 @@ class Scene:
     """The results that claims are judged on.
 
     Attributes:
-        tables: artifact -> the rows of its CSV.
+        tables: artifact -> the rows of its CSV, with `SETTINGS` of their points.
         roles: role -> the model that plays it (name, title, published), None where none does.
-        points: serving point -> its settings.
         shown_by: artifact -> the one that shows its records at this scale.
         absent: artifact -> why it is not made.
         stand_ins: variant -> the variant that stands in for it.
@@ -74,7 +74,6 @@ class Scene:
 
     tables: Mapping[str, pd.DataFrame]
     roles: Mapping[str, Mapping[str, str] | None]
-    points: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     shown_by: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
@@ -97,14 +96,6 @@ class Scene:
                 raise Unmeasured(f"{model['title']} plays both the role {first} and the role {role}")
         return [self.roles[role]["title"] for role in players.values()]
 
-    def setting(self, rows: pd.DataFrame, name: str) -> pd.Series:
-        """A setting of each row's serving point, or its place on the axis; its depth among the layers in percent."""
-        if name == "at":
-            return rows["at"]
-        if name == "depth":  # the last layer has no number
-            return 100 * rows["at"] / (rows["at"].max() + 2)
-        return rows["point"].map(lambda point: self.points.get(point, {}).get(name) or math.nan)
-
     def rows(self, claim: Claim, cell: Mapping[str, Any]) -> tuple[pd.DataFrame, list[str]]:
         """The rows of a claim's number, and how they differ from its own case: model, machine, requests, place."""
         table = self.table(cell["artifact"])
@@ -116,54 +107,49 @@ class Scene:
         rows = mine[
             (mine["metric"] == cell["metric"]) & mine["variant"].isin(variants) & (mine["kv_cache"] == cell["kv_cache"])
         ]
+        rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
         others = []
         for name, words in _PLACES.items():
             if name in cell and len(rows):
-                values, wanted = self.setting(rows, name), cell[name]
-                end, number = wanted if isinstance(wanted, list) else (wanted, wanted)
-                chosen = getattr(values, _ENDS[end])() if end in _ENDS else min(values, key=lambda v: abs(v - end))
+                end, number = cell[name] if isinstance(cell[name], list) else (cell[name], cell[name])
+                values = rows[name]
+                chosen = values.agg(_ENDS[end]) if end in _ENDS else min(values, key=lambda value: abs(value - end))
                 rows = rows[values == chosen]
                 if not isinstance(number, str) and abs(chosen - number) > NEAR * number:
                     others.append(f"{words} of {chosen:,g} in place of {number:,g}")
         if "speculative" in cell:
-            rows = rows[self.setting(rows, "speculative").notna()]
+            rows = rows[rows["speculative"].notna()]
         if cell.get("rate") == "lowest":
             rows = rows[rows["at"] == rows.groupby("point")["at"].transform("min")]
-        elif cell.get("rate") == "loaded":
-            rows = _loaded(rows, mine)
+        elif cell.get("rate") == "loaded":  # the baseline's time per token is a tenth above its lowest
+            base = mine[(mine["metric"] == "tpot_median_ms") & (mine["variant"] == "baseline")]
+            least = base.groupby("point")["value"].transform("min")
+            rows = rows.merge(base.loc[base["value"] >= 1.1 * least, ["point", "at"]])
         known = rows[rows["value"].notna()] if claim.how != "status" else rows
         if not len(known):
             why = next((reason for reason in rows["reason"] if reason), "not measured")
             why = "out of memory" if "oom" in set(rows["status"]) else why
             raise Unmeasured(f"{cell['artifact']}, {' or '.join(variants)}: no {cell['metric']}, {why}")
-        return known, [*self._differs(cell, known), *others]
-
-    def _differs(self, cell: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
-        model = self.roles[cell["role"]] or {}
-        if model["published"] != MODELS[cell["role"]]:
-            yield f"{model['title']} in place of {MODELS[cell['role']]}"
-        if cell["metric"] == "average" and len(tasks := set(rows["n"]) - {BENCHMARKS}):
-            yield f"the average is over {tasks.pop():g} of {BENCHMARKS} benchmarks"
-        if "gpus" not in cell:
-            return
-        for machine in dict.fromkeys(rows["conditions"].str.split(",").str[0]):
-            if not machine.startswith(f"{cell['gpus']} × ") or "H100" not in machine:
-                yield f"on {machine or 'unknown hardware'} in place of {cell['gpus']} × H100"
-        if rows["conditions"].str.contains("dummy").any():
-            yield "requests to dummy weights in place of a model's"
-        wanted = {"output_tokens": OUTPUT_TOKENS} | (
-            {"total_tokens": TOTAL_TOKENS} if cell["artifact"] == "figure3" else {}
-        )
-        for name, number in wanted.items():
-            for value in self.setting(rows, name).dropna().unique():
-                if abs(value - number) > NEAR * number:
-                    yield f"requests of {value:,g} {name.replace('_', ' ')} in place of {number:,g}"
+        return known, [*_differs(cell, model, known), *others]
 
 
-def _loaded(rows: pd.DataFrame, of_model: pd.DataFrame) -> pd.DataFrame:
-    """The rows at rates at which the baseline's time per token is a tenth above its lowest."""
-    base = of_model[(of_model["metric"] == "tpot_median_ms") & (of_model["variant"] == "baseline")]
-    base = base.set_index(["point", "at"])["value"]
-    least = base.groupby("point").min()
-    places = zip(rows["point"], rows["at"], strict=True)
-    return rows.loc[[base.get(place, 0) >= 1.1 * least.get(place[0], math.inf) for place in places]]
+def _differs(cell: Mapping[str, Any], model: Mapping[str, str], rows: pd.DataFrame) -> Iterator[str]:
+    """How rows of a model differ from the model, the benchmarks, the machine and the requests of the sources."""
+    if model["published"] != MODELS[cell["role"]]:
+        yield f"{model['title']} in place of {MODELS[cell['role']]}"
+    if cell["metric"] == "average" and len(tasks := set(rows["n"]) - {BENCHMARKS}):
+        yield f"the average is over {tasks.pop():g} of {BENCHMARKS} benchmarks"
+    if "gpus" not in cell:
+        return
+    for machine in rows["conditions"].str.split(",").str[0].unique():
+        if not machine.startswith(f"{cell['gpus']} × ") or "H100" not in machine:
+            yield f"on {machine or 'unknown hardware'} in place of {cell['gpus']} × H100"
+    if rows["conditions"].str.contains("dummy").any():
+        yield "requests to dummy weights in place of a model's"
+    wanted = {"output_tokens": OUTPUT_TOKENS} | (
+        {"total_tokens": TOTAL_TOKENS} if cell["artifact"] == "figure3" else {}
+    )
+    for name, number in wanted.items():
+        for value in rows[name].dropna().unique():
+            if abs(value - number) > NEAR * number:
+                yield f"requests of {value:,g} {name.replace('_', ' ')} in place of {number:,g}"

@@ -31,13 +31,9 @@ def kind_of(config: Config, name: str) -> Kind:
     return KINDS[config.artifacts[name].kind]
 
 
-def names(config: Config, form: str | None = None) -> list[str]:
-    """The artifacts this scale makes, in the order of the contents page; of one form, if given."""
-    return [
-        name
-        for name in config.artifacts
-        if left_out(config, name) is None and form in (None, kind_of(config, name).form)
-    ]
+def names(config: Config) -> list[str]:
+    """The artifacts this scale makes, in the order of the contents page."""
+    return [name for name in config.artifacts if left_out(config, name) is None]
 
 
 def pattern(config: Config, form: str) -> str:
@@ -105,7 +101,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     Returns:
         The entry, with
         * name, form; label: "paper's Table 2", "blog's Figure 5" or "not in the paper";
-        * models: [{name, title, published (its key in resources/paper), role}], doubles dropped;
+        * models: [{name, title, published (its key in resources/paper)}], doubles dropped;
         * cases: [[variant, KV-cache format], ...]; recipes: variant -> its training recipe;
         * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
@@ -122,7 +118,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         {
             "title": scope["title"] if "parts" in raw else None,
             "models": [model["name"] for model in players(config, scope["models"])],
-            "cases": cases(config, scope.get("variants", [])),
+            "cases": cases(config, scope["variants"]),
         }
         for scope in _scopes(raw)
     ]
@@ -156,27 +152,16 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
-    kind, place = entry["kind"], f"config, at artifacts.{entry['name']}"
-    models = [model["name"] for model in entry["models"]]
+    kind, name = entry["kind"], entry["name"]
     if "early_exit" in needed(entry):
-        for variant, kv_cache in entry["cases"]:
-            try:
-                config.check_early_exit(variant)
-            except UserError as error:
-                raise UserError(f"{place}: {error}") from None
-            if kv_cache != "auto":
-                raise UserError(
-                    f"{place}: early exit of {variant}/{kv_cache} is not measured, only with the model's own cache"
-                )
-        asked = config.early_exit.questions
-        if unknown := [question for question in entry.get("questions", []) if question not in asked]:
-            raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
-        return {"threshold": config.early_exit.threshold}
+        for variant, _ in entry["cases"]:
+            config.check_early_exit(variant)
+        if unknown := [
+            question for question in entry.get("questions", []) if question not in config.early_exit.questions
+        ]:
+            raise UserError(f"artifacts.{name}: the question {unknown[0]!r} is not among early_exit.questions")
     if kind == "wiring":
-        return {"num_hidden_layers": config.models[models[0]].num_hidden_layers}
-    if kind == "similarity":
-        reasons = {model: config.models[model].unmeasured("quality") for model in models}
-        return {"unmeasured": {model: why for model, why in reasons.items() if why}}
+        return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     return _judged(config) if kind == "claims" else {}
@@ -231,7 +216,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     for scope in _scopes(raw):
         models = players(config, scope["models"])
-        shown = cases(config, scope["variants"]) if "variants" in scope else [("", "")]
+        shown = cases(config, scope["variants"])
         for need in set(needed(raw)) & MEASURED.keys():
             what = MEASURED[need][1]
             names = members(config, f"{what}s", raw[f"{what}s"]) if what else [""]

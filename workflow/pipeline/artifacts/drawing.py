@@ -15,27 +15,6 @@ from swiftkv.io import atomic_path
 if TYPE_CHECKING:  # matplotlib is slow to import, and only what draws needs it
     from matplotlib.figure import Figure
 
-STYLE = {
-    "font.size": 8,
-    "mathtext.default": "it",
-    "mathtext.fontset": "dejavusans",
-    "axes.labelsize": 8,
-    "axes.titlesize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.title_fontsize": 6,
-    "legend.frameon": False,
-    "legend.columnspacing": 1.2,
-    "legend.handlelength": 2.2,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3,
-    "hatch.linewidth": 0.6,
-    "pdf.fonttype": 42,
-    "figure.titlesize": 8,
-}
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 
 # Color, marker and hatch of variants; they are the same in every figure.
@@ -92,7 +71,7 @@ def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
 def new_figure(
     width: float, height: float, title: str, handles: Sequence[Any] = (), notes: Sequence[str] = ()
 ) -> Figure:
-    """A figure in this module's style with its title above, and below it small print and a legend.
+    """A figure in the style of figures.mplstyle with its title above, and below it small print and a legend.
 
     Args:
         width, height: inches, without the small print.
@@ -100,10 +79,10 @@ def new_figure(
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: lines of the small print.
     """
-    import matplotlib
+    import matplotlib.style
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams.update(STYLE)
+    matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
     share, space = width / PAGE, "\N{NO-BREAK SPACE}"
     small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
     figure = Figure(figsize=(width, height + 0.1 * len(small)), layout="constrained")

@@ -119,10 +119,9 @@ class Latency(Served):
     together: bool = key("All points in one panel, against the baseline without speculation.", False)
 
 
-class Similarity(Entry):
+class Similarity(Variants):
     """Similarity of layer inputs."""
 
-    models: Names = key("By role, or a model's own name.")
     matrices: bool = key("Also the similarity of every pair of layers.", False)
 
 

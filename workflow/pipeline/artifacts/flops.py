@@ -8,12 +8,12 @@ two (paper) or three digits (blog), and the total is the sum of the rounded cell
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from pipeline.artifacts.frame import Row, frame
+from pipeline.artifacts.frame import cells
 from pipeline.artifacts.labels import heading
-from pipeline.artifacts.metrics import METRICS, show, significant
-from pipeline.artifacts.published import Entry, Files, number, read_csv
+from pipeline.artifacts.metrics import show, significant
+from pipeline.artifacts.published import Case, Entry, Files
 from pipeline.artifacts.records import in_project
 from pipeline.artifacts.tables import Shown, print_panels
 from pipeline.artifacts.writers import Table
@@ -28,7 +28,7 @@ OPERATIONS = {
     "paper": ("vocab", "kv", "qo", "mlp", "attention"),
     "blog": ("vocab", "q", "k", "v", "o", "mlp", "attention"),
 }
-DIGITS = {"paper": 2, "blog": 3}  # significant ones of a cell; a total has three
+DIGITS = {"paper": 2, "blog": 3}  # significant ones of a cell, but never coarser than a whole number
 
 
 def published_gflops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
@@ -50,10 +50,10 @@ def counted(gflops: Mapping[str, float], source: str, *, rounded: bool) -> dict[
     def cut(value: float) -> float:
         return significant(value, DIGITS[source]) if rounded else value
 
-    cells = {operation: cut(value) for operation, value in gflops.items()}
-    cells |= {"kv": cut(cells["k"] + cells["v"]), "qo": cut(cells["q"] + cells["o"])}
-    cells = {operation: cells[operation] for operation in OPERATIONS[source]}
-    return {**cells, "total": sum(cells.values())}
+    found = {operation: cut(value) for operation, value in gflops.items()}
+    found |= {"kv": cut(found["k"] + found["v"]), "qo": cut(found["q"] + found["o"])}
+    found = {operation: found[operation] for operation in OPERATIONS[source]}
+    return {**found, "total": sum(found.values())}
 
 
 def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
@@ -79,45 +79,20 @@ def make(entry: Entry, files: Files) -> Table:
         raise UserError(f"{path} holds no model configuration: it has no `config`")
     arch, length = Dimensions.from_config(content["config"]), entry["sequence_length"]
     length = min(length, content["config"].get("max_position_embeddings") or length)
-    known = {"model": model["name"], "kv_cache": "auto", "status": "ok"}
-    shown = Shown(entry, {})
-    shown.published = frame(
-        known | {"source": "published", "variant": line["variant"], "file": in_project(file)} | cell
-        for file in files.get("published", ())
-        for line in read_csv(file)
-        if (line["model"], number(line["sequence_length"])) == (model["published"], length)
-        for cell in _published(source, line)
-    )
-    known |= {"source": "arithmetic", "file": in_project(path)}
+    shown = Shown(entry, files)
     rounded = not shown.published.empty
     base = counted(published_gflops(arch, None, length), source, rounded=rounded)["total"]
-    for variant, _ in entry["cases"]:
+    for variant, kv_cache in entry["cases"]:
         fields = entry["specs"][model["name"]][variant]
-        try:
-            spec = SwiftKVSpec(**fields) if fields else None
-            cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
-            allowed = limits(arch, spec, length) if source == "paper" else {}
-        except (TypeError, ValueError) as error:
-            raise UserError(f"variant {variant} of {model['title']}: {error}") from None
-        rows = {_metric(operation): round(value, 9) for operation, value in cells.items()} | allowed
-        rows["relative_percent"] = round(100 * cells["total"] / base, 3)
-        digits = {_metric(operation): f"s{DIGITS[source]}" for operation in OPERATIONS[source]} if rounded else {}
-        shown.add(
-            known
-            | {"variant": variant, "metric": metric, **exact(value)._asdict(), "unit": METRICS[metric].unit}
-            | ({"text": show(value, digits[metric])} if metric in digits else {})
-            for metric, value in rows.items()
-        )
+        spec = SwiftKVSpec(**fields) if fields else None
+        gflops = counted(published_gflops(arch, spec, length), source, rounded=rounded)
+        rows = [
+            cells(f"{name}_gflops", exact(round(value, 9)), text=show(value, f"s{DIGITS[source]}") if rounded else None)
+            for name, value in gflops.items()
+        ]
+        further = {"relative_percent": round(100 * gflops["total"] / base, 3)}
+        further |= limits(arch, spec, length) if source == "paper" else {}
+        rows += [cells(name, exact(value)) for name, value in further.items()]
+        known = {"source": "arithmetic", "file": in_project(path), **Case(model["name"], variant, kv_cache)._asdict()}
+        shown.add(row | known for row in rows)
     return print_panels(shown, f"{heading(entry)}, {length:,} tokens")
-
-
-def _metric(operation: str) -> str:
-    return f"{operation}_gflops"
-
-
-def _published(source: str, line: Mapping[str, str]) -> Iterator[Row]:
-    """The published cells of a variant, as printed."""
-    for operation in (*OPERATIONS[source], "total"):
-        yield {"metric": _metric(operation), "value": number(line[operation]), "text": line[operation]}
-    percent = line["relative_percent"]
-    yield {"metric": "relative_percent", "value": number(percent), "text": f"{percent}%"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.metrics import METRICS
+from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.records import Record
 from pipeline.statistics import (
     Estimate,
@@ -30,7 +30,6 @@ from pipeline.statistics import (
     ratio_of_turns,
     wilson,
 )
-from swiftkv.cost import GIBI
 
 COLUMNS = (
     "source", "model", "part", "variant", "kv_cache", "point", "at", "metric", "against_model", "against",
@@ -40,7 +39,6 @@ NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
 P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
-QUESTION = 1500  # characters of one that are printed
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 
@@ -64,7 +62,7 @@ def read_frame(file: Path) -> pd.DataFrame:
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
-    bases = {(record.model["name"], record.what): record for record in paired if record.case == BASELINE}
+    bases = {(one.model["name"], one.what): one for one in paired if one.case == BASELINE and one.ok}
     # All are compared with the baseline without speculation.
     plain = {record.model["name"]: record for record in bases.values() if not record.settings.get("speculative")}
     rows: list[Row] = []
@@ -100,24 +98,20 @@ def _rows(record: Record, base: Record | None) -> Iterator[Row]:
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
         task, state = record.settings.get("task"), {"status": record.status, "reason": record.why}
-        names = [task] if task else [name for name, metric in METRICS.items() if metric.measure == record.measure]
+        names = [task] if task else of_measure(record.measure)
         yield from (row(record, name, **state) for name in names if name not in limits)
-    yield from (row(record, name, exact(value)) for name, value in limits.items())
+    yield from (row(record, name, value) for name, value in limits.items())
 
 
 def cells(metric: str, value: Estimate | float | str | None = None, **more: Any) -> Row:
     """The cells of a row: an estimate, a number without an interval, text, or nothing."""
-    text = value if isinstance(value, str) else None
-    number = value if isinstance(value, Estimate) else Estimate(None if text else value)  # type: ignore[arg-type]
-    unit = METRICS[metric].unit if metric in METRICS else ""
-    return {
-        "source": "measured",
-        "metric": metric,
-        **number._asdict(),
-        "text": text,
-        "unit": unit,
-        "status": "ok",
-    } | more
+    about, text = METRICS.get(metric, Metric("score", metric)), None
+    if isinstance(value, str):
+        value, text = None, value
+    if not isinstance(value, Estimate):
+        value = exact(value) if about.counted and value is not None else Estimate(value)  # type: ignore[arg-type]
+    known = {"source": "measured", "metric": metric, "text": text, "unit": about.unit, "status": "ok"}
+    return known | value._asdict() | more
 
 
 def row(record: Record, metric: str, value: Estimate | float | str | None = None, **more: Any) -> Row:
@@ -129,21 +123,22 @@ def row(record: Record, metric: str, value: Estimate | float | str | None = None
 
 def _limits(record: Record, base: Record | None) -> dict[str, float]:
     """Return the limits by the FLOP count or the cost model, by metric; also of a record that is out of memory."""
-    metrics = {
-        name: metric.limit for name, metric in METRICS.items() if metric.limit and metric.measure == record.measure
-    }
-    found = {name: value for name, limit in metrics.items() if (value := record.cost.get(limit))}
-    if record.measure != "latency":
-        return found
-    # Times the rate that is too high for the baseline.
-    compared = base is not None and base is not record and not record.settings.get("speculative")
-    high = base.value("lowest_unsustained_rate") if compared else None
-    return {name: high * limit for name, limit in found.items() if high}
+    factor = 1.0
+    if record.measure == "latency":  # the rate that is too high for the baseline
+        compared = base is not None and base is not record and not record.settings.get("speculative")
+        factor = base.value("lowest_unsustained_rate") if compared else None
+    found = {name: record.cost.get(metric.limit) for name, metric in of_measure(record.measure).items()}
+    return {name: factor * limit for name, limit in found.items() if limit and factor}
 
 
 def in_bits(metric: str) -> bool:
     """Whether a task's metric is bits per byte: no share of questions, and less is better."""
     return metric == "bits_per_byte"
+
+
+def scale_of(metric: str) -> tuple[int, str]:
+    """What a task's number is multiplied by, and its unit."""
+    return (1, "bits/byte") if in_bits(metric) else (100, "%")
 
 
 def outcomes(record: Record) -> list[float] | None:
@@ -153,28 +148,26 @@ def outcomes(record: Record) -> list[float] | None:
 
 
 def _score(record: Record, base: Record | None) -> Found:
-    result, bits, right = record.result, in_bits(record.settings["metric"]), outcomes(record)
+    result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
     if right is not None and len(right) < FEW:
         found = Estimate(found.value, found.stderr, *wilson(sum(right), len(right)))
-    more = {"n": result["n"], "unit": "bits/byte" if bits else "%"}
-    yield {record.what: found.scaled(1 if bits else 100)}, more
+    yield {record.what: found.scaled(factor)}, {"n": result["n"], "unit": unit}
 
 
 def _mean(metric: str, found: Mapping[str, Any] | float | None, **more: Any) -> tuple[Row, Row]:
     """A number of a result, or a mean with its `stderr` and `n`, in the metric's unit."""
-    factor, counted = METRICS[metric].factor, METRICS[metric].counted
+    factor = METRICS[metric].factor
     if isinstance(found, Mapping):
         n = found.get("n")
         return {metric: estimate(found["value"], found["stderr"], n).scaled(factor)}, {"n": n, **more}
-    value = None if found is None else factor * found
-    return {metric: exact(value) if counted and value is not None else value}, more
+    return {metric: None if found is None else factor * found}, more
 
 
 def _found(record: Record) -> Found:
     """The metrics that have a path in the result."""
-    for name, metric in METRICS.items():
-        if metric.path and metric.measure == record.measure:
+    for name, metric in of_measure(record.measure).items():
+        if metric.path:
             found: Any = record.result
             for key in metric.path.split("."):
                 found = (found or {}).get(key)
@@ -214,7 +207,7 @@ def _reading(record: Record, base: Record | None) -> Found:
     model = record.result["members"][0]
     for member in record.result["members"]:
         at = {"at": member["layer"]}
-        yield {"prompt_flops_percent": exact(100 * member["flops"])}, at
+        yield {"prompt_flops_percent": 100 * member["flops"]}, at
         for task, items in record.result["tasks"].items():
             gain = saved_bits(model, model, task)
             found = {
@@ -244,7 +237,7 @@ def _throughput(record: Record, base: Record | None) -> Found:
     }
     more = {"exact_tflops_per_gpu": record.value("exact_tflops_per_gpu"), "speedup": _speedup(record, base)}
     yield speeds | more, {"n": len(samples) or 1}
-    yield {"engine_kv_tokens": _count(record.engine.get("kv_cache_tokens"))}, {}
+    yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 
 def _speedup(record: Record, base: Record | None) -> Estimate | float | None:
@@ -253,41 +246,30 @@ def _speedup(record: Record, base: Record | None) -> Estimate | float | None:
         return exact(1.0)
     if turns := record.turns():
         return ratio_of_turns(*turns)
-    if base is None or not base.ok:
+    if base is None:
         return None
     sides = [one.value("samples_seconds") or [1.0] for one in (base, record)]
     ratio = record.result["tokens_per_second"] / base.result["tokens_per_second"]
     return ratio_of_repeats(*sides) if min(map(len, sides)) > 1 else ratio
 
 
-def _count(number: float | None) -> Estimate | None:
-    return None if number is None else exact(number)
-
-
 def _capacity(record: Record, base: Record | None) -> Found:
     tokens, size = (record.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
     gain = None
-    if base is not None and base.ok:
+    if base is not None:
         base_tokens, base_size = (base.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
         # At equal cache memory: the budgets differ a little where the weights do.
-        gain = exact(tokens / size / (base_tokens / base_size) if size and base_size else tokens / base_tokens)
-    yield (
-        {
-            "kv_cache_gib": size and exact(size / GIBI),
-            "kv_kib_per_token": size and exact(size / tokens / 1024),
-            "capacity_ratio": gain,
-        },
-        {},
-    )
+        gain = tokens / size / (base_tokens / base_size) if size and base_size else tokens / base_tokens
+    yield {"kv_kib_per_token": size and size / tokens / 1024, "capacity_ratio": gain}, {}
 
 
 def _by_batch(record: Record, base: Record | None) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
     axis, unit, median = ("batch_tokens", "seconds", "seconds") if forward else ("batch_sizes", "ms", "tpot_ms")
-    theirs = dict(zip(base.result[axis], base.result[median]["median"], strict=True)) if base and base.ok else {}
+    theirs = dict(zip(base.result[axis], base.result[median]["median"], strict=True)) if base else {}
+    repeats = record.value(f"samples_{unit}")
     for place, (at, time) in enumerate(zip(record.result[axis], record.result[median]["median"], strict=True)):
-        repeats = record.value(f"samples_{unit}")
         samples = repeats[place] if repeats else []
         shown = _median(time, samples).scaled(1000 if forward else 1)
         yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(samples) or None}
@@ -307,8 +289,6 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's answer, where both took turns."""
     question, turns = " ".join(record.settings["question"].split()), record.turns("ms")
-    if len(question) > QUESTION:
-        question = f"{question[: QUESTION // 2]} [...] {question[-QUESTION // 2 :]}"
     cases: dict[str, Row] = {"": {}}
     if record.value("baseline_text") is not None:
         cases = {"baseline_": dict(zip(("variant", "kv_cache"), BASELINE, strict=True)), **cases}
@@ -317,7 +297,7 @@ def _answer(record: Record, base: Record | None) -> Found:
             {
                 "question": question,
                 "answer": record.value(f"{side}text") or "(empty)",
-                "answer_tokens": _count(record.value(f"{side}tokens")),
+                "answer_tokens": record.value(f"{side}tokens"),
                 "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
             },
             case,
@@ -329,10 +309,10 @@ def _answer(record: Record, base: Record | None) -> Found:
 
 
 def _latency(record: Record, base: Record | None) -> Found:
-    of_base = {rate["request_rate"]: rate for rate in (base and base.value("rates")) or []}
+    of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
     for rate in sorted(record.result["rates"], key=lambda rate: rate["request_rate"]):
         at, requests = rate["request_rate"], rate["completed"]
-        values = {"sustained": exact(float(rate.get("sustained", True)))}
+        values = {"sustained": float(rate.get("sustained", True))}
         values["achieved_request_rate"] = rate.get("achieved_request_rate")
         # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search
         # added differ between variants.
@@ -346,11 +326,8 @@ def _latency(record: Record, base: Record | None) -> Found:
                 values[f"{name}_reduction_percent"] = 100 * (1 - own / before)
         yield values, {"at": at, "n": requests}
     low, high = _bracket(record)
-    gain = _rate_gain(record, base)
-    yield (
-        {"highest_sustained_rate": Estimate(low, None, low, high if low else None), "sustained_rate_speedup": gain},
-        {},
-    )
+    highest = Estimate(low, None, low, high if low else None)
+    yield {"highest_sustained_rate": highest, "sustained_rate_speedup": _rate_gain(record, base)}, {}
 
 
 def _bracket(record: Record) -> tuple[Any, Any]:
@@ -361,7 +338,7 @@ def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
     """How many times the baseline's rate is sustained: between the least and the most that both brackets allow."""
     if record is base:
         return exact(1.0)
-    if base is None or not base.ok:
+    if base is None:
         return None
     (low, high), (base_low, base_high) = _bracket(record), _bracket(base)
     if not (low and base_low and base_high):

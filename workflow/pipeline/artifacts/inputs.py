@@ -29,13 +29,9 @@ def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list
 
 def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
     """The models that play `roles` at this scale, doubles dropped; a model's own name may stand for a role."""
-    models: dict[str, dict[str, str]] = {}
-    for role in roles:
-        if (name := config.roles.get(role, role)) is not None:
-            settings = config.models[name]
-            described = {"name": name, "title": settings.title, "published": settings.published or name}
-            models.setdefault(name, described | {"role": role})
-    return list(models.values())
+    names = dict.fromkeys(config.roles.get(role, role) for role in roles)
+    models = {name: config.models[name] for name in names if name is not None}
+    return [{"name": name, "title": one.title, "published": one.published or name} for name, one in models.items()]
 
 
 def rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
@@ -54,9 +50,6 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
             yield STAGES[form].file(config, artifact=artifact)
     elif name == "architectures":
         yield from (f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES)
-    elif name == "similarity":
-        able = (model for model in models if model not in entry["unmeasured"])
-        yield from (STAGES["similarity"].file(config, model=model) for model in able)
     elif name == "reading":  # families, and the variants that are trained
         trained = [variant for _, variant, _ in rows(entry) if config.variants[variant].rewired]
         for variant in () if entry["unmeasured"] else [*entry.get("families", ()), *trained]:

@@ -18,6 +18,7 @@ from pipeline.artifacts.claims import (
     MODELS,
     NEAR,
     SECTIONS,
+    SETTINGS,
     UNDECIDED,
     UNMEASURED,
     Bounds,
@@ -40,18 +41,13 @@ LENGTH = 131072  # tokens of Table 1
 
 
 class Verdict(NamedTuple):
-    """A verdict with the quantity, whether its value is as stated, and the reason.
-
-    Attributes:
-        differs: the model, setting and requests in place of the claim's own; empty where they are its own.
-    """
+    """A verdict with the quantity, whether its value is as stated, and the reason."""
 
     verdict: str
     found: Estimate | None = None
     as_stated: bool | None = None
     text: str = ""
     models: Sequence[str] = ()
-    differs: Sequence[str] = ()
     reason: str = ""
 
 
@@ -83,7 +79,7 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
         same, chosen = text == claim.stated, any(sentence.startswith("a limit") for sentence in differs)
         said = [*differs, *(["the limit was chosen so that it comes out"] if chosen and same else [])]
         verdict = UNDECIDED if chosen else AGREES if same else CONTRADICTS
-        return Verdict(verdict, None, same, text, models, differs, "; ".join(said))
+        return Verdict(verdict, None, same, text, models, "; ".join(said))
     remarks: list[str] = []
     found = _quantity(claim, scene, rows, remarks)
     stated, said = _as_stated(found, claim.stated), [*differs, *remarks]
@@ -98,7 +94,7 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
         if verdict == AGREES and not differs and not stated:
             verdict = UNDECIDED
             said.append("the direction is as stated, the value is not")
-    return Verdict(verdict, found, stated, "", models, differs, "; ".join(said))
+    return Verdict(verdict, found, stated, "", models, "; ".join(said))
 
 
 def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
@@ -140,7 +136,7 @@ def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks:
             remarks.append(f"KL to the teacher, which is ours, differs by {value} ({low} to {high})")
         return apart[0] if len(apart) == 1 else _less(*apart)
     if how == "rises":
-        return _rises(claim, scene, rows[0], remarks)
+        return _rises(claim, rows[0], remarks)
     values = rows[0]["value"]
     if len(values) > 1:
         remarks.append(f"the {'largest' if how == 'most' else 'smallest'} of {len(values)}")
@@ -158,18 +154,12 @@ def _estimate(row: pd.Series) -> Estimate:
 
 
 def _paired(scene: Scene, *cells: Mapping[str, Any], metric: str = "") -> Estimate | None:
-    """The difference on the same questions or chats, in either direction; None where the artifact has none."""
-    table, keys = (
-        scene.table(cells[0]["artifact"]),
-        [*Case._fields, "against_model", "against", "against_kv_cache", "metric"],
-    )
-    sides = [[scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells]
-    for first, second in (sides, sides[::-1]):
-        found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
-        if len(found):
-            apart = _estimate(found.iloc[0])
-            return apart if first is sides[0] else apart.negative()
-    return None
+    """The difference on the same questions or chats; None where the artifact has none."""
+    table = scene.table(cells[0]["artifact"])
+    first, second = ([scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells)
+    keys = [*Case._fields, "against_model", "against", "against_kv_cache", "metric"]
+    found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
+    return _estimate(found.iloc[0]) if len(found) else None
 
 
 def _less(first: Estimate, second: Estimate) -> Estimate:
@@ -191,9 +181,9 @@ def _ratio(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, None, value * math.exp(-reach), value * math.exp(reach))
 
 
-def _rises(claim: Claim, scene: Scene, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
+def _rises(claim: Claim, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
     """The last along the axis less the first; where it clearly falls between any two, that fall."""
-    axis = scene.setting(rows, "at" if rows["at"].notna().all() else "input_tokens")
+    axis = rows["at" if rows["at"].notna().all() else "input_tokens"]
     if axis.nunique() < 2:
         raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
     ordered = [_estimate(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
@@ -246,17 +236,21 @@ _ARITHMETIC = {
 # The table
 
 
+def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Add `SETTINGS` of the serving points as columns."""
+    return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
+
+
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    tables = {file.stem: read_frame(file) for file in files["tables"]}
-    scene = Scene(tables, *(entry[name] for name in ("roles", "points", "shown_by", "absent", "stand_ins")))
-    footnotes, first, lines, grids = Footnotes(), {}, [], []
+    tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
+    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "stand_ins")))
+    footnotes, lines, grids = Footnotes(), [], []
     for about, claims in SECTIONS.items():
         printed = []
         for claim in claims:
             found = judge(claim, scene)
-            same = first.setdefault(found.found[:1] if found.found else claim.id, claim.id)
-            line = _line(about, claim, found, None if same == claim.id else same)
+            line = _line(about, claim, found)
             lines.append(line)
             printed.append({
                 "Claim": line["text"],
@@ -271,8 +265,8 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, notes)
 
 
-def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict[str, Any]:
-    """A line of the CSV; `same_as` is the first claim that is judged by the same number."""
+def _line(about: str, claim: Claim, found: Verdict) -> dict[str, Any]:
+    """A line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     bounds = " ".join(filter(None, [stated, claim.unit])) + (f"\n({_bounds(claim.weaker)})" if claim.weaker else "")
     value, _, low, high = found.found or (None,) * 4
@@ -284,7 +278,7 @@ def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict
     return {
         "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": found.verdict,
         "as_stated": found.as_stated, "value": value, "low": low, "high": high, "unit": claim.unit, "bounds": bounds,
-        "measured": measured, "model": ", ".join(found.models), "differs": "; ".join(found.differs), "same_as": same_as,
+        "measured": measured, "model": ", ".join(found.models),
         "reason": found.reason, "note": claim.note,
     }  # fmt: skip
 

@@ -9,7 +9,6 @@ from pipeline.artifacts.frame import row
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Entry, Files, Numbers
-from pipeline.artifacts.records import provenance
 from swiftkv.errors import UserError
 
 # Of models: Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
@@ -42,8 +41,7 @@ def similarity(entry: Entry, files: Files) -> Drawing:
         mosaic.insert(0, [_CURVES] * across)
         heights.insert(0, 2.5 + 0.15 * len(entry["models"]))
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
-    figure = new_figure(PAGE if across > 1 else COLUMN, sum(heights), title, notes=notes)
+    figure = new_figure(PAGE if across > 1 else COLUMN, sum(heights), title, notes=shown.notes)
     axes = figure.subplot_mosaic(mosaic, height_ratios=heights)
     if not alone:
         _simscores(axes.pop(_CURVES), shown)
@@ -68,7 +66,7 @@ def _simscores(axis, shown: Numbers) -> None:
         looks = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
         style: dict[str, Any] = {name: cycle[number % len(cycle)] for name, cycle in looks.items()}
         layers = len(curve) + 1  # the last has no later one
-        why = shown.entry["unmeasured"].get(model["name"], "not measured")
+        why = shown.entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
         said = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
         depth, every = 100 * curve["at"] / layers, max(1, len(curve) // 8)
         axis.fill_between(depth, curve["low"], curve["high"], color=style["color"], alpha=0.25, linewidth=0)
@@ -94,15 +92,15 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
     stated = {"color": _COLORS[1], "linewidth": 2}
+    threshold = entry["settings"]["early_exit"]["threshold"]
     appearance, published = look(entry["cases"][0][0]), shown.published[shown.published["low"].notna()]
     handles = [
         handle("positions", box=True, **gray),
         handle("agreement with full model", **appearance.line),
-        handle(f"threshold {entry['threshold']:g}", **dotted),
+        handle(f"threshold {threshold:g}", **dotted),
         *(handle(f"published: {text.split(' where')[0]}", **stated) for text in published["text"]),
     ]
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
-    figure = new_figure(COLUMN, 3.3, heading(entry), handles, notes)
+    figure = new_figure(COLUMN, 3.3, heading(entry), handles, shown.notes)
     axis = figure.subplots()
     width = 1 / len(density)
     axis.bar(density["at"], density["value"], width=width, align="edge", **gray)
@@ -111,6 +109,6 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     other.spines["right"].set_visible(True)
     draw_curve(other, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), appearance)
     other.set(ylabel=METRICS["bin_alignment_percent"].header, ylim=(0, 105))
-    other.axvline(entry["threshold"], **dotted)
-    other.hlines(published["low"], entry["threshold"], 1, **stated)
+    other.axvline(threshold, **dotted)
+    other.hlines(published["low"], threshold, 1, **stated)
     return Drawing(figure, shown.data)

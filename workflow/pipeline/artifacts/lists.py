@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,20 +10,17 @@ import pandas as pd
 from pipeline.artifacts.frame import frame, row
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
-from pipeline.artifacts.published import published, read_csv
-from pipeline.artifacts.records import Record, checked_records, provenance
+from pipeline.artifacts.published import Entry, Files, Numbers, read_csv
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import exact
 
-Entry = Mapping[str, Any]
-Files = Mapping[str, Sequence[Path]]
 _WAYS = {"early_exit": "early exit", "full_depth": "full depth"}
 
 
 def answers(entry: Entry, files: Files) -> Table:
     """One grid a question: the answer with early exit, the one at full depth, and the published one."""
-    records, footnotes = checked_records(entry, files), Footnotes()
-    stated = published(entry, files.get("published", ()), records).to_dict("records")
+    shown, footnotes = Numbers(entry, files), Footnotes()
+    records, stated = shown.records, shown.published.to_dict("records")
     given = {each["question"]: each for record in records for each in record.result.get("answers", ())}
     missing = next((record.why for record in records if not record.ok), "not measured")
     rows, grids = [], []
@@ -46,20 +42,16 @@ def answers(entry: Entry, files: Files) -> Table:
                 printed.append((f"published {footnotes.mark(line['reason'])}", answer, "", "", ""))
                 rows.append(line | {"part": question})
         grids.append(Grid(pd.DataFrame(printed, columns=["", "Answer", "Tokens", "Exited", "Seconds"]), question))
-    return Table(entry["name"], heading(entry), frame(rows), grids, _notes(entry, records, footnotes))
-
-
-def _notes(entry: Entry, records: Sequence[Record], footnotes: Footnotes) -> list[str]:
-    return [*entry.get("notes", []), *provenance(records), *footnotes.lines()]
+    return Table(entry["name"], heading(entry), frame(rows), grids, [*shown.notes, *footnotes.lines()])
 
 
 def settings(entry: Entry, files: Files) -> Table:
     """Return the settings of each task beside the paper's: (a) prompt and metric, (b) questions, seed and data."""
-    records, footnotes = checked_records(entry, files), Footnotes()
+    shown, footnotes = Numbers(entry, files), Footnotes()
     stated = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
     lines = []
     for task, configured in entry["tasks"].items():
-        scores = sorted((record for record in records if record.what == task), key=lambda record: not record.ok)
+        scores = sorted((record for record in shown.records if record.what == task), key=lambda record: not record.ok)
         record = scores[0] if scores else None
         used = configured | {"lm_eval_task": configured["task"]} | (record.settings if record else {})
         rule, version, theirs = used.get("filter"), used.get("version"), stated.get(task, {})
@@ -89,16 +81,15 @@ def settings(entry: Entry, files: Files) -> Table:
         Grid(printed[["Task", *printed.columns[7:]]], "(b) What was run"),
     ]
     values = printed.rename(columns=lambda header: header.replace("\n", " "))
-    return Table(entry["name"], heading(entry), values, grids, _notes(entry, records, footnotes))
+    return Table(entry["name"], heading(entry), values, grids, [*shown.notes, *footnotes.lines()])
 
 
 def _source(source: Mapping[str, Any]) -> str:
     """Where a data set came from: kind, name, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
-    kind = source.get("kind") or next((kind for kind in ("hub", "package", "local") if kind in source), None)
-    version = str(source.get("resolved") or source.get("revision") or "")[:12]
-    words = dict.fromkeys([kind, source.get("id") or source.get(kind), version])
-    return " ".join(str(word) for word in words if word) or "not recorded"
+    kind = source.get("kind") or next(kind for kind in ("hub", "package", "local") if kind in source)
+    version = source.get("resolved") or source.get("revision") or ""
+    return f"{kind} {source.get('id') or source[kind]} {version[:12]}".strip()
 
 
 def contents(entry: Entry, files: Files) -> Table:
@@ -113,4 +104,4 @@ def contents(entry: Entry, files: Files) -> Table:
             "Files": line["files"] or f"not made {footnotes.mark(line['reason'])}",
         })  # fmt: skip
     grids = [Grid(pd.DataFrame(printed), section) for section, printed in sections.items()]
-    return Table(entry["name"], heading(entry), pd.DataFrame(entry["lines"]), grids, _notes(entry, [], footnotes))
+    return Table(entry["name"], heading(entry), pd.DataFrame(entry["lines"]), grids, footnotes.lines())

@@ -53,6 +53,11 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
+def of_measure(measure: str) -> dict[str, Metric]:
+    """The metrics of one kind of records."""
+    return {name: metric for name, metric in METRICS.items() if metric.measure == measure}
+
+
 def significant(value: float, digits: int) -> float:
     """`value` rounded to `digits` significant digits, but never coarser than a whole number."""
     if value == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.artifacts.frame import Row, frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Record, checked_records, in_project
+from pipeline.artifacts.records import Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
 
 Entry = Mapping[str, Any]
@@ -32,7 +32,7 @@ _CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "ag
 
 
 class Numbers:
-    """The records of an entry, their numbers, and the published ones, each as rows of the frame.
+    """The records of an entry, their numbers and the published ones, each as rows of the frame, and the notes below.
 
     Raises:
         UserError: a file cannot be read, is of something else, or may not stand in this artifact.
@@ -43,6 +43,7 @@ class Numbers:
         self.records = checked_records(entry, files)
         self.published = published(entry, files.get("published", ()), self.records)
         self.rows = measured(self.records)
+        self.notes: list[str] = [*entry.get("notes", []), *provenance(self.records)]
 
     def add(self, rows: Iterable[Mapping[Any, Any]]) -> None:
         """Add rows that the artifact computes from others."""
@@ -80,11 +81,6 @@ class Numbers:
         return rows.dropna(subset=["at", "value"]).sort_values("at")
 
 
-def case_of(row: Mapping[Any, Any]) -> Case:
-    """The case of a row."""
-    return Case(row["model"], row["variant"], row["kv_cache"])
-
-
 def read_csv(file: str | Path) -> list[dict[str, str]]:
     """Lines of a CSV file, every cell as printed.
 
@@ -92,8 +88,7 @@ def read_csv(file: str | Path) -> list[dict[str, str]]:
         UserError: a missing file.
     """
     try:
-        with open(file, newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+        return pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
     except FileNotFoundError:
         raise UserError(f"{file} does not exist") from None
 
@@ -109,8 +104,8 @@ def number(text: str | None) -> float | None:
 def published(entry: Mapping[str, Any], files: Iterable[str | Path], records: Sequence[Record]) -> pd.DataFrame:
     """The published numbers of the models of an entry, as printed; speeds only where the same hardware ran here.
 
-    A file of scores has a column a task; one of speeds a column a variant, by memory limit or input length. Statements of
-    running text (`values.csv`) are those about this artifact.
+    A file has a column a task or metric; speeds are by memory limit or input length. Statements of running text
+    (`values.csv`) are those about this artifact.
     """
     models = {model["published"]: model["name"] for model in entry["models"]}
     rows: list[Row] = []
@@ -126,35 +121,30 @@ def _published_rows(
     entry: Entry, line: Mapping[str, str], known: Row, stem: str, records: Sequence[Record]
 ) -> Iterator[Row]:
     known |= {"reason": line.get("note"), "status": "ok"}
-    speeds = "memory_gb" in line or "input_length" in line
-    mine = entry["name"] in line["item"].split() if stem == "values" else True
-    if not mine or (
-        (speeds or (stem == "values" and "points" in entry)) and not _on_paper_hardware(records, known, line)
-    ):
+    values, speeds = stem == "values", "memory_gb" in line or "input_length" in line
+    if values and entry["name"] not in line["item"].split():
         return
-    if stem == "values":
+    if (speeds or (values and "points" in entry)) and not _on_paper_hardware(records, known, line):
+        return
+    if values:
         low, high = number(line["low"]), number(line["high"])
         at = number(line["layer"]) if line["layer"] else number(line["input_tokens"])
         more = {"value": low if low == high else None, "low": low, "high": high, "text": line["text"], "at": at}
         yield known | more | {"variant": line["variant"], "metric": line["quantity"], "conditions": line["source"]}
-    elif speeds:
-        for variant, kv_cache in entry["cases"]:
-            cell = line.get(variant.replace("-", "_") + ("_fp8" if kv_cache == "fp8" else ""))
-            for point in (point for point, asked in entry["points"].items() if cell and _is_at(asked, line)):
-                value = number(cell)
-                case = {"variant": variant, "kv_cache": kv_cache, "point": point, "metric": "tokens_per_second"}
-                yield known | case | {"value": value, "text": cell if value is None else f"{value:,.0f}"}
-    else:
-        numbers = {column: value for column, cell in line.items() if (value := number(cell)) is not None}
-        group = numbers.pop("acrosskv", None)
-        known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
-        known |= {"n": len(numbers.keys() - METRICS.keys())}  # of tasks, which a printed average is over
-        for column, cell in line.items():
-            if cell and (column in entry.get("tasks", {}) or (column in METRICS and column in numbers)):
-                yield known | {"metric": column, "value": numbers.get(column), "text": cell}
-        if group:
-            text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
-            yield known | {"metric": "acrosskv", "value": group, "text": text}
+        return
+    numbers = {column: value for column, cell in line.items() if (value := number(cell)) is not None}
+    group = numbers.pop("acrosskv", None)
+    known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
+    known |= {} if speeds else {"n": len(numbers.keys() - METRICS.keys())}  # of tasks, which a printed average is over
+    points = [point for point, asked in entry["points"].items() if _is_at(asked, line)] if speeds else [""]
+    for point, (column, cell) in itertools.product(points, line.items()):
+        if cell and (column in METRICS or column in entry.get("tasks", {})):
+            value = numbers.get(column)
+            text = f"{value:,.0f}" if speeds and value else cell
+            yield known | {"point": point, "metric": column, "value": value, "text": text}
+    if group:
+        text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
+        yield known | {"metric": "acrosskv", "value": group, "text": text}
 
 
 def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str, str]) -> bool:

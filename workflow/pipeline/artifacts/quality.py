@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, Row, cells, in_bits, outcomes
+from pipeline.artifacts.frame import BASELINE, Row, cells, in_bits, outcomes, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.published import Case
@@ -42,16 +42,13 @@ def accuracies(entry: Entry) -> list[str]:
     return [task for task, settings in entry.get("tasks", {}).items() if not in_bits(settings["metric"])]
 
 
-def derived(entry: Entry, records: Sequence[Record]) -> Iterator[Row]:
-    """Reductions, averages and differences of the cases of an entry."""
-    cases = [case for case in dict.fromkeys(line.case for line in lines(entry)) if case.model is not None]
-    found = by_case(records)
-    tasks = averaged(entry, cases, found)
-    specs = {(record.model["name"], record.variant): record.spec for record in records}
+def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[str]) -> Iterator[Row]:
+    """Reductions, averages over tasks and differences of cases."""
+    specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from _average(case, tasks, found)
-    for first, second in itertools.combinations(cases, 2):
+    for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
 
 
@@ -89,19 +86,24 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
 
     With `average: above chance`, only those in which the baseline is clearly better than guessing.
     """
-    tasks = accuracies(entry)
-    scored = {case: [task for task in tasks if (one := found.get((*case, task))) and one.ok] for case in cases}
-    with_some = [case for case in cases if scored[case]]
-    shared = [task for task in tasks if with_some and all(task in scored[case] for case in with_some)]
+    scored = {case: [task for task in accuracies(entry) if _result(found, case, task)] for case in cases}
+    scored = {case: tasks for case, tasks in scored.items() if tasks}
+    shared = [task for task in accuracies(entry) if scored and all(task in tasks for tasks in scored.values())]
     if entry.get("average") != "above chance":
         return shared
-    baseline = next((case for case in with_some if case[1:] == BASELINE), None)
+    baseline = next((case for case in scored if case[1:] == BASELINE), None)
     return [task for task in shared if baseline and _above_chance(found[*baseline, task], entry["tasks"][task])]
 
 
 def _above_chance(record: Record, task: Mapping[str, Any]) -> bool:
     low = estimate(record.result["value"], record.result["stderr"], record.result["n"]).low
     return low is not None and low > task.get("chance", 0.0)
+
+
+def _result(found: Found, case: Case, what: str) -> Mapping[str, Any]:
+    """The numbers of a case's record; empty where it has none."""
+    record = found.get((*case, what))
+    return record.result if record and record.ok else {}
 
 
 def _average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
@@ -111,54 +113,41 @@ def _average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
         yield cells("average", **case._asdict(), status=gap.status, reason=gap.why)
     elif tasks and len(scores) == len(tasks):
         mean = mean_of([Estimate(record.result["value"], record.result["stderr"]) for record in scores])
-        yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(scores))
+        yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(found, [case], tasks))
 
 
 def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
     """First minus second on the same questions and chats, in the unit of each score; `text` has the answers that changed."""
+    both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
-    known, apart = first._asdict() | against, {}
+    known = first._asdict() | against
+    apart = {}
     for task, settings in entry.get("tasks", {}).items():
-        if not (pair := _pair(found, first, second, task, "questions")):
-            continue
-        records, questions = pair
-        if questions[0]["sha256"] != questions[1]["sha256"]:
+        questions = [_result(found, case, task).get("questions") for case in both]
+        if not all(questions) or questions[0]["sha256"] != questions[1]["sha256"]:
             continue
         apart[task] = paired_difference(*(each["values"] for each in questions))
-        bits, right = in_bits(settings["metric"]), [outcomes(record) for record in records]
+        right = [outcomes(found[*case, task]) for case in both]
         # Two models may be as often right and yet answer differently (Dutta et al., "Accuracy is Not All You Need", 2024).
         changed = None if None in right else sum(map(operator.ne, *right)) / len(right[0])
+        factor, unit = scale_of(settings["metric"])
+        more = {"n": _result(found, first, task)["n"], "unit": unit, "file": _files(found, both, [task])}
         text = None if changed is None else f"({100 * changed:.0f}%)"
-        more = {
-            "text": text,
-            "n": records[0].result["n"],
-            "unit": "bits/byte" if bits else "%",
-            "file": _files(records),
-        }
-        yield cells(task, apart[task].scaled(1 if bits else 100), **known | more)
+        yield cells(task, apart[task].scaled(factor), text=text, **more, **known)
     if tasks and all(task in apart for task in tasks):
         mean = mean_of([apart[task] for task in tasks])
-        asked = _files([found[*case, task] for case in (first, second) for task in tasks])
-        yield cells("average", mean.scaled(100), **known, n=len(tasks), file=asked)
-    pair = _pair(found, first, second, "fidelity", "chats") if first.model == second.model else None
-    if pair and pair[1][0]["positions"] == pair[1][1]["positions"]:
-        records, (mine, theirs) = pair
+        yield cells("average", mean.scaled(100), n=len(tasks), file=_files(found, both, tasks), **known)
+    mine, theirs = (_result(found, case, "fidelity").get("chats") for case in both)
+    if mine and theirs and first.model == second.model and mine["positions"] == theirs["positions"]:
         for measure, factor in CLOSENESS.items():
-            close = ratio(
-                [one - other for one, other in zip(mine[measure], theirs[measure], strict=True)], mine["positions"]
-            )
-            more = {"n": close["n"], "file": _files(records)}
-            yield cells(measure, estimate(**close).scaled(factor), **known | more)
+            sums = [one - other for one, other in zip(mine[measure], theirs[measure], strict=True)]
+            close = ratio(sums, mine["positions"])
+            more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
+            yield cells(measure, estimate(**close).scaled(factor), **more, **known)
 
 
-def _files(records: Sequence[Record]) -> str:
-    return ";".join(record.file for record in records)
-
-
-def _pair(found: Found, first: Case, second: Case, what: str, key: str) -> tuple[list[Record], list[Any]] | None:
-    """The records of two cases and what each has of every question or chat; None where one does not."""
-    records = [record for case in (first, second) if (record := found.get((*case, what))) and record.value(key)]
-    return (records, [record.value(key) for record in records]) if len(records) == 2 else None
+def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:
+    return ";".join(found[*case, name].file for case in cases for name in names)
 
 
 def reference(line: Line, shown: Sequence[Line]) -> Case | None:

@@ -12,7 +12,7 @@ from pipeline.artifacts.frame import Row, row, saved_bits
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Entry, Files, Numbers
-from pipeline.artifacts.records import Record, provenance
+from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio
 from swiftkv.errors import UserError
@@ -42,7 +42,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     layers, height = int(rows["at"].max()), -(-len(tasks) // 2)  # the unchanged model has all layers
     handles = [handle(label(entry, name) if name in entry["recipes"] else name, **look(name).line) for name in names]
     handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
-    notes = [*entry.get("notes", []), *_smallest(entry, rows, layers), *provenance(shown.records)]
+    notes = [*_smallest(entry, rows, layers), *shown.notes]
     figure = new_figure(PAGE, 0.6 + 2.3 * height, heading(entry), handles, notes)
     axes = figure.subplots(height, 2, squeeze=False, sharey=True).flat
     for axis in axes[len(tasks) :]:

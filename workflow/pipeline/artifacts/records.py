@@ -203,7 +203,7 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
 
 def _conditions(record: Record) -> dict[str, Any]:
     """What all records of a model have in common."""
-    settings, of = record.settings, f"of {record.variant}"
+    settings = record.settings
     kind = "serving" if record.measure in POINTS else record.measure
     found = {f"the number format of {kind}": settings.get("dtype")}
     if record.measure in POINTS:
@@ -215,17 +215,14 @@ def _conditions(record: Record) -> dict[str, Any]:
             "weights": "dummy weights" if record.dummy else "real weights",
             "quantization": settings.get("quantization"),
         }
-    if record.measure in (*POINTS, "score", "fidelity"):  # speed and quality are of one checkpoint
-        found[f"rewiring {of}"] = {name: (record.spec or {}).get(name) for name in _SPEC}
-        if not record.dummy:
-            found[f"checkpoint {of}"] = [record.weights, *(record.model[name] for name in _IDENTITY)]
+    if record.measure in (*POINTS, "score", "fidelity") and not record.dummy:  # speed and quality are of one checkpoint
+        found[f"checkpoint of {record.variant}"] = [record.weights, *(record.model[name] for name in _IDENTITY)]
     if questions := record.value("questions"):
         found[f"questions of {record.what}, or how they are asked"] = questions["sha256"]
     return {what: value for what, value in found.items() if value is not None}
 
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
-_SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads", "own_key_values")
 
 
 def _check_settings(entry: Mapping[str, Any], record: Record) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import html
 import re
 from collections import Counter
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.metrics import enumeration, show_interval
+from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.records import PROJECT, Record, provenance
 from pipeline.artifacts.writers import STYLE, read_html
 from pipeline.statistics import ratio_of_turns
@@ -66,8 +65,7 @@ class Artifact:
     @property
     def lines(self) -> list[dict[str, str]]:
         """Its CSV."""
-        with self.file("csv").open(newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+        return read_csv(self.file("csv"))
 
     @property
     def body(self) -> Markup:
@@ -110,12 +108,11 @@ def read_artifacts(results: Path) -> list[Artifact]:
     return sorted(found, key=lambda one: (one.about["section"], order.get(one.name, len(order))))
 
 
-def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> None:
+def write_report(results: Path, page: Path, gallery: Path) -> None:
     """Write the report and the gallery of a folder of results.
 
     Args:
         results: the folder with `tables` and `figures`.
-        benchmarks: Snakemake's benchmark files; those that are there give the run times.
         page: HTML; pictures are inside, other files are linked.
         gallery: Markdown beside `figures`, with links to them.
 
@@ -137,7 +134,6 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
         claims=made.get("claims"),
         artifacts=artifacts,
         missing=[name for name in listed if name not in made],
-        times=_times(benchmarks),
         style=Markup(STYLE),
     )
     write_gallery(artifacts, gallery, "figures/")
@@ -206,12 +202,3 @@ def _records(artifacts: Iterable[Artifact]) -> list[Record]:
     paths = [Path(path) if Path(path).exists() else PROJECT / path for path in files if path.endswith(".json")]
     contents = [read_json(path) for path in paths if path.parent.name not in ("tables", "figures")]
     return [Record.of(content) for content in contents if "measure" in content]
-
-
-def _times(benchmarks: Path) -> dict[str, list[float]]:
-    """Rule -> the seconds of each of its jobs that have a benchmark file; the longest first."""
-    rules: dict[str, list[float]] = {}
-    for path in sorted(benchmarks.rglob("*.tsv")):
-        rule = path.relative_to(benchmarks).with_suffix("").parts[0]
-        rules.setdefault(rule, []).extend(pd.read_csv(path, sep="\t")["s"][-1:])
-    return dict(sorted(rules.items(), key=lambda rule: -sum(rule[1])))

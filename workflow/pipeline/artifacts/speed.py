@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -19,33 +18,37 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, P99_REQUESTS, Row
+from pipeline.artifacts.frame import BASELINE, P99_REQUESTS
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
-from pipeline.artifacts.records import Record, provenance
 
+_ENDS = ["value", "low", "high"]
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
 
 
 class Served(Numbers):
-    """The numbers of a serving figure; a case without a record at a point is there with the reason."""
+    """The numbers of a serving figure; a case that cannot be measured is there with the reason."""
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
         self.cases = {
             model["name"]: [Case(model["name"], *case) for case in entry["cases"]] for model in entry["models"]
         }
-        known = {(record.model["name"], *record.case, record.what) for record in self.records}
         self.add(
-            {"source": "measured", **case._asdict(), "point": point, "status": "missing", "reason": why}
-            for model, cases in self.cases.items()
+            {
+                "source": "measured",
+                **case._asdict(),
+                "point": point,
+                "status": "missing",
+                "reason": reasons[case.variant],
+            }
+            for model, reasons in entry["unmeasured"].items()
             for point in entry["points"]
-            for case in cases
-            if (*case, point) not in known
-            for why in [entry["unmeasured"].get(model, {}).get(case.variant, "not measured")]
+            for case in self.cases[model]
+            if case.variant in reasons
         )
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps = dict.fromkeys(
@@ -53,7 +56,7 @@ class Served(Numbers):
             for row in self.rows[self.rows["status"] != "ok"].itertuples()
         )
         published = [f"published: {stated}"] if stated else []
-        self.notes = [*published, *entry.get("notes", []), *gaps, *provenance(self.records)]
+        self.notes = [*published, *gaps, *self.notes]
 
     def bar(self, case: Case, metric: str, point: str) -> Bar:
         """A bar with its interval; OOM, none or n/a in place of a missing number."""
@@ -72,7 +75,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     served, node = Served(entry, files), entry.get("node_gpus")
     on_gpus = any(record.gpus for record in served.records)
     if node:
-        served.add(list(_of_node(served, node)))
+        served.add(_of_node(served, node).to_dict("records"))
     metrics = ["tokens_per_second", "normalized_tflops_per_gpu"] if on_gpus else ["tokens_per_second"]
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
     handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
@@ -105,32 +108,21 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     return bar._replace(text=show(gain, ".2f|×"), **limited)
 
 
-def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
+def _of_node(served: Served, node_gpus: int) -> pd.DataFrame:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    scaled: list[tuple[Record, Row]] = []
-    for record in served.records:
-        row = served.find(Case(record.model["name"], *record.case), "tokens_per_second", record.what)
-        if row is None or row["value"] is None:
-            continue
-        replicas = node_gpus / record.devices if record.gpus else 1.0
-        of_node = {end: row[end] and row[end] * replicas for end in ("value", "low", "high")}
-        scaled.append((record, row | {"metric": "node_tokens_per_second"} | of_node))
-    first = served.entry["models"][0]["name"]
-    firsts = {
-        (record.what, *_platform(record)): row["value"]
-        for record, row in scaled
-        if record.model["name"] == first and record.case == BASELINE
+    replicas = {record.file: node_gpus / record.devices if record.gpus else 1.0 for record in served.records}
+    platforms = {
+        record.file: f"{record.device} {record.engine.get('vllm')} {record.engine.get('compilation')}"
+        for record in served.records
     }
-    for record, row in scaled:
-        yield row
-        if base := firsts.get((record.what, *_platform(record))):
-            gain = {"value": row["value"] / base, "low": None, "high": None, "unit": "×"}
-            yield row | {"metric": "speedup_over_first_model"} | gain
-
-
-def _platform(record: Record) -> tuple[Any, ...]:
-    """What two models' speeds need in common to be compared."""
-    return record.device, record.engine.get("vllm"), record.engine.get("compilation")
+    rows = served.rows[(served.rows["metric"] == "tokens_per_second") & served.rows["value"].notna()]
+    rows = rows.assign(metric="node_tokens_per_second", platform=rows["file"].map(platforms))
+    rows[_ENDS] = rows[_ENDS].mul(rows["file"].map(replicas), axis="index")
+    base = rows[(rows[list(Case._fields)] == [served.entry["models"][0]["name"], *BASELINE]).all(axis=1)]
+    gains = rows.merge(base[["point", "platform", "value"]], on=["point", "platform"], suffixes=("", "_of_base"))
+    ratio = gains["value"] / gains["value_of_base"]
+    gains = gains.assign(metric="speedup_over_first_model", value=ratio, low=None, high=None, unit="×")
+    return pd.concat([rows, gains])
 
 
 def latency(entry: Entry, files: Files) -> Drawing:

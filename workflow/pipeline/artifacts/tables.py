@@ -13,9 +13,8 @@ from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
-from pipeline.artifacts.published import Case, Entry, Files, Numbers, case_of
+from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.quality import Line
-from pipeline.artifacts.records import provenance
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
@@ -28,9 +27,9 @@ class Shown(Numbers):
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
         self.lines = quality.lines(entry)
-        cases = dict.fromkeys(line.case for line in self.lines if line.case.model is not None)
+        cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
-        others = dict.fromkeys(map(case_of, self.rows.to_dict("records")))
+        others = dict.fromkeys(map(Case._make, self.rows[list(Case._fields)].to_numpy()))
         self.lines[:0] = [Line(case) for case in others if case not in cases]
         self.several = len({line.case.model for line in self.lines}) > 1
         self.with_fp8 = any(line.case.kv_cache == "fp8" for line in self.lines)
@@ -38,8 +37,9 @@ class Shown(Numbers):
         self.tasks: Mapping[str, Any] = entry.get("tasks", {})
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
-        self.add(quality.derived(entry, self.records))
-        self.averaged = quality.averaged(entry, list(cases), quality.by_case(self.records))
+        found = quality.by_case(self.records)
+        self.averaged = quality.averaged(entry, cases, found)
+        self.add(quality.derived(entry, cases, found, self.averaged))
         errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
         # Of an accuracy: a second digit says nothing on a small subset.
         self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
@@ -132,7 +132,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
         grid._replace(caption=f"({letter}) {caption or ''}".rstrip() if len(printed) > 1 else caption)
         for letter, (grid, caption) in zip(string.ascii_lowercase, printed, strict=False)
     ]
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
+    notes = [*shown.notes]
     if shown.averaged and "average" in columns(entry):
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
     notes += shown.footnotes.lines()
@@ -211,18 +211,10 @@ def _by_point(shown: Shown, panel: Panel) -> Grid:
 
 def _differences(shown: Shown, panel: Panel) -> Grid:
     """Return a row a variant that shares questions or chats with its reference."""
-
-    def find(case: Case, other: Case, metric: str) -> Row | None:
-        """The difference; that of the other direction with its sign turned."""
-        if not (row := shown.find(other, metric, against=case)):
-            return shown.find(case, metric, against=other)
-        low, high = (row[end] and -row[end] for end in ("high", "low"))
-        return row | {"value": 0 - row["value"], "low": low, "high": high}
-
     found = {}
     for line in shown.lines:
         if other := quality.reference(line, shown.lines):
-            cells = {metric: find(line.case, other, metric) for metric in shown.metrics(panel)}
+            cells = {metric: shown.find(line.case, metric, against=other) for metric in shown.metrics(panel)}
             if any(cells.values()):
                 found[line, other] = cells
     metrics = [metric for metric in shown.metrics(panel) if any(cells[metric] for cells in found.values())]
