@@ -288,14 +288,13 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 
 def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's answer, where both took turns."""
-    question, turns = " ".join(record.settings["question"].split()), record.turns("ms")
+    turns = record.turns("ms")
     cases: dict[str, Row] = {"": {}}
     if record.value("baseline_text") is not None:
         cases = {"baseline_": dict(zip(("variant", "kv_cache"), BASELINE, strict=True)), **cases}
     for side, case in cases.items():
         yield (
             {
-                "question": question,
                 "answer": record.value(f"{side}text") or "(empty)",
                 "answer_tokens": record.value(f"{side}tokens"),
                 "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
