@@ -13,15 +13,16 @@ from swiftkv.serve.refusals import refuse_final
 
 def backend(kind="FlashAttentionBackend", name="FLASH_ATTN", attends=False):
     """A class of attention backend by its own name and the one vLLM asks for."""
-    return type(kind, (), {"get_name": staticmethod(lambda: name), "forward_includes_kv_cache_update": attends})
+    functions = {"get_name": staticmethod(lambda: name), "supports_head_size": staticmethod([64, 128].count)}
+    return type(kind, (), functions | {"forward_includes_kv_cache_update": attends})
 
 
-def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None, own=False, split=True):
+def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None, own=False, split=True, head=64):
     settings = SimpleNamespace(
         compilation_config=SimpleNamespace(
             cudagraph_mode=CUDAGraphMode[graphs], splitting_ops_contain_kv_cache_update=lambda: split
         ),
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(swiftkv_own_key_values=own)),
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(swiftkv_own_key_values=own), get_head_size=lambda: head),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=fast),
         speculative_config=drafter and SimpleNamespace(method=drafter),
     )
@@ -35,6 +36,7 @@ FLASHINFER = backend("FlashInferBackend", "FLASHINFER")
 AITER = backend("AiterFlashAttentionBackend", "FLASH_ATTN")  # as vLLM calls it
 TRITON = backend("TritonAttentionBackend", "TRITON_ATTN")
 REFUSED = {
+    "heads without a kernel": ({"head": 36}, "heads of 36 elements"),
     "a backend that attends where it writes": ({"attends_with": backend(attends=True)}, "--attention-backend"),
     "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,"),
     "caches written within graphs": ({"own": True, "split": False}, "unified_kv_cache_update"),
