@@ -65,8 +65,8 @@ def measure_points(
     """Measure serving points of one model, variant and KV cache on one engine, and write their records.
 
     The longest point comes first, and its engine is ready for the others. A point that fails is left out until all others
-    have been measured and kept; then the job fails. It fails early if two points fail for the same
-    reason and none has succeeded.
+    have been measured and kept; then the job fails. It fails early if two points fail for the same reason and none has
+    succeeded.
 
     Args:
         settings: what is served, and the points.

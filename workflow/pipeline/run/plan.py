@@ -129,13 +129,13 @@ def _most(jobs: Sequence[PlannedJob]) -> str:
     )
     nodes = nodes or 1
     cores = max((job.resources.get("cpus_per_gpu") or 0) * job.gpus // nodes or job.threads for job in jobs)
-    parts = [f"{count(nodes, 'node')} of" if nodes > 1 else "", count(gpus // nodes, "GPU") if gpus else ""]
-    parts += [
+    parts = [
+        count(gpus // nodes, "GPU") if gpus else "",
         count(cores, "core"),
         f"{memory / 1000:.0f} GB" if memory else "",
         f"{minutes / 60:g} h" if minutes else "",
     ]
-    return ", ".join(filter(None, parts)).replace("of,", "of")
+    return (f"{count(nodes, 'node')} of " if nodes > 1 else "") + ", ".join(filter(None, parts))
 
 
 def _downloads(plan: Plan) -> str:

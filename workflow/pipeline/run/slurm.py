@@ -111,7 +111,7 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         message, resources = f"SLURM says {_message(said)!r}", alike[0].resources
         if status == 0:
             partition = resources.get("slurm_partition")
-            if resources.get("runtime", 0) <= (most := limits.get(partition, math.inf)):
+            if (resources.get("runtime") or 0) <= (most := limits.get(partition, math.inf)):
                 continue
             message = f"partition {partition} has a time limit of {most} minutes, and a longer job waits for ever"
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
