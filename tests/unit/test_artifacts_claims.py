@@ -107,6 +107,16 @@ def test_another_model_or_machine_is_judged_by_the_weaker_form_alone_and_says_so
     assert judge(FAST._replace(weaker=None), there).verdict == UNMEASURED
 
 
+def test_a_gain_that_is_open_above_agrees_with_less_and_all_repeats_are_of_the_requests():
+    open_above = made("speedup", 1.8, 1.8, math.inf)
+    assert judge(FAST, scene(open_above)).verdict == AGREES
+    stated = FAST._replace(of=[cell() | {"artifact": "figure3"}])
+    for repeats, differs in ((3, False), (1, True)):
+        point = {"p": {"input_tokens": 2000, "output_tokens": 256, "total_tokens": 5e6, "repeats": repeats}}
+        there = Scene({"figure3": with_settings(frame([made("speedup", 1.8, 1.7, 1.9, point="p")]), point)}, ROLES)
+        assert ("total tokens" in judge(stated, there).reason) is differs
+
+
 def test_a_large_error_does_not_help_a_small_loss_to_agree():
     values = {"baseline": 73.0, "swiftkv-50": 71.0}
     rows = [made("average", value, value - 0.5, value + 0.5, variant=name) for name, value in values.items()]

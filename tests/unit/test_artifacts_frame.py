@@ -42,6 +42,38 @@ def test_a_rate_at_which_no_request_ended_has_no_times():
     assert rows(*both, metric="highest_sustained_rate")["value"].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("measure", "unit", "result"),
+    [
+        (
+            "throughput",
+            "seconds",
+            lambda times: {"tokens_per_second": 80 / 9, "seconds": 9.0, "samples_seconds": times},
+        ),
+        ("decode", "ms", lambda times: {"batch_sizes": [1], "tpot_ms": {"median": [9.0]}, "samples_ms": [times]}),
+    ],
+)
+def test_the_baseline_is_shown_by_the_times_that_speed_ups_are_over(measure, unit, result):
+    """Its own record is of another hour, with twice the time of its turns."""
+    turns = {f"baseline_samples_{unit}": [4.0, 4.0, 4.1] if measure == "throughput" else [[4.0, 4.0, 4.1]]}
+    records = [
+        served(measure, "baseline", result([8.0, 10.0])),
+        served(measure, "swiftkv-50", result([2.0, 2.0, 2.0]) | turns),
+    ]
+    metric, shown = {"throughput": ("tokens_per_second", 20.0), "decode": ("decode_ms", 4.0)}[measure]
+    (base,) = rows(*records, metric=metric, variant="baseline").to_dict("records")
+    assert base["value"] == pytest.approx(shown) and base["low"] > 0.9 * shown
+
+
+def test_a_gain_of_rates_is_open_where_no_rate_was_too_high():
+    def sustained(variant, low, high):
+        found = {"rates": [], "highest_sustained_rate": low, "lowest_unsustained_rate": high}
+        return served("latency", variant, found, settings={"request_rates": [1]})
+
+    found = rows(sustained("baseline", 4, 5), sustained("swiftkv-50", 8, None), metric="sustained_rate_speedup")
+    assert found.set_index("variant").loc["swiftkv-50", ["value", "low", "high"]].tolist() == [1.6, 1.6, float("inf")]
+
+
 @pytest.mark.parametrize("completed", [199, 200])
 def test_a_99th_percentile_is_explained_where_it_is_drawn(tmp_path, completed):
     times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})

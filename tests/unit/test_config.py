@@ -195,7 +195,7 @@ def test_a_teacher_s_states_are_stored_for_every_start_and_every_comparison(conf
 
 
 def test_only_what_is_repeated_is_measured_in_turns(config):
-    config["serving"]["in_turns"], config["serving"]["points"]["batch-2k"]["repeats"] = True, 2
+    config["serving"]["in_turns"], config["serving"]["points"]["batch-8k"]["repeats"] = True, 1
     points = ("batch-2k", "batch-8k", "interactive-2k", "kv-capacity")
     assert ["in_turns" in typed(config).point(name) for name in points] == [True, False, False, False]
 

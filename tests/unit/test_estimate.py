@@ -1,5 +1,6 @@
 """Plans: sizes that are published, times near published ones, what makes a job longer, and what is not known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,9 @@ def test_an_exclusive_node_counts_whole(config):
     )
     assert 0 < 8 * shared.times.gpu_hours[0] == pytest.approx(alone.times.gpu_hours[0])
     assert "up to 8 GPUs a job" in report(alone)
+    here = replace(CLUSTER, jobs=None, cores=2)
+    (job,) = estimates(ROOT, here, typed(config), [point("interactive-2k", extra="--exclusive")]).to_dict("records")
+    assert job["gpus"] == 1
 
 
 # When it ends

@@ -87,6 +87,15 @@ def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimat
     return Estimate(value, None, math.exp(low), math.exp(high))
 
 
+def independent_ratio(first: Estimate, second: Estimate) -> Estimate:
+    """The first over the second, from the halves of their intervals on a logarithmic scale; without both it has none."""
+    value = first.value / second.value
+    if not all(one.low and one.high for one in (first, second)):
+        return Estimate(value)
+    reach = math.hypot(*(math.log(one.high / one.low) / 2 for one in (first, second)))
+    return Estimate(value, None, value * math.exp(-reach), value * math.exp(reach))
+
+
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean, and the standard error of the mean from the sample's standard deviation; None for one value.
 

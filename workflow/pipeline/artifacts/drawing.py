@@ -153,8 +153,10 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
 
 
 def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | None = None) -> None:
-    """A curve of rows over `at`, with a band where they have intervals; markers that are not filled are open."""
+    """A curve of rows over `at` with its intervals, as a band, or as a bar of a single point; markers not filled are open."""
     axis.fill_between(rows["at"], rows["low"], rows["high"], color=appearance.color, alpha=0.18, linewidth=0)
+    if len(rows) == 1:  # which has no area
+        axis.vlines(rows["at"], rows["low"], rows["high"], color=appearance.color, linewidth=0.8)
     axis.plot(rows["at"], rows["value"], **appearance.line)
     if filled is not None:
         axis.plot(

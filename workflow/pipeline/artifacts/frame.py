@@ -10,6 +10,7 @@ the record, or the published file.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,8 @@ FEW = 300  # questions below which an accuracy has its Wilson interval
 P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
+# Measurements by batch: their axis, the unit of the samples, and where the medians are.
+_BATCHES = {"forward_time": ("batch_tokens", "seconds", "seconds"), "decode": ("batch_sizes", "ms", "tpot_ms")}
 
 Row = dict[str, Any]
 Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what else their rows say
@@ -59,6 +62,11 @@ def read_frame(file: Path) -> pd.DataFrame:
     return frame(pd.read_csv(file, dtype=dict.fromkeys(WORDS, str)).to_dict("records"))
 
 
+def interval(row: pd.Series, side: str = "") -> Estimate:
+    """The number of a row; `side` ends the names of its columns where two frames were merged."""
+    return Estimate(*(None if pd.isna(row[name + side]) else float(row[name + side]) for name in Estimate._fields))
+
+
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
@@ -74,19 +82,26 @@ def measured(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def _with_turns(record: Record, records: Sequence[Record]) -> Record:
-    """The baseline's forward passes with the times of all turns that variants took with it, else the record itself."""
+    """The baseline's record with the times of all turns that variants took with it, else the record itself.
+
+    So its bars and the speed-ups over it are of the same times.
+    """
+    axis, unit, median = _BATCHES.get(record.measure, ("", "seconds", ""))
     theirs = [
-        other.value("baseline_samples_seconds")
+        other.value(f"baseline_samples_{unit}")
         for other in records
         if (other.model["name"], other.what) == (record.model["name"], record.what)
-        and other.value("batch_tokens") == record.value("batch_tokens")
-        and other.value("baseline_samples_seconds")
+        and other.value(axis) == record.value(axis)
+        and other.value(f"baseline_samples_{unit}")
     ]
-    if record.measure != "forward_time" or record.case != BASELINE or not record.ok or not theirs:
+    turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
+    if not (turns and theirs):
         return record
+    if not axis:
+        return replace(record, result={**record.result, "samples_seconds": sum(theirs, [])})
     samples = [[time for times in sizes for time in times] for sizes in zip(*theirs, strict=True)]
-    median = [statistics.median(times) for times in samples]
-    return replace(record, result={**record.result, "samples_seconds": samples, "seconds": {"median": median}})
+    medians = {"median": [statistics.median(times) for times in samples]}
+    return replace(record, result={**record.result, f"samples_{unit}": samples, median: medians})
 
 
 def _rows(record: Record, base: Record | None) -> Iterator[Row]:
@@ -230,8 +245,9 @@ def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) 
 def _throughput(record: Record, base: Record | None) -> Found:
     samples = record.value("samples_seconds") or []
     seconds = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0)
+    middle = statistics.median(samples) if samples else seconds
     speeds = {
-        name: value and _median(seconds, samples).inverse().scaled(value * seconds)
+        name: value and _median(middle, samples).inverse().scaled(value * seconds)
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
@@ -266,7 +282,7 @@ def _capacity(record: Record, base: Record | None) -> Found:
 def _by_batch(record: Record, base: Record | None) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
-    axis, unit, median = ("batch_tokens", "seconds", "seconds") if forward else ("batch_sizes", "ms", "tpot_ms")
+    axis, unit, median = _BATCHES[record.measure]
     theirs = dict(zip(base.result[axis], base.result[median]["median"], strict=True)) if base else {}
     repeats = record.value(f"samples_{unit}")
     for place, (at, time) in enumerate(zip(record.result[axis], record.result[median]["median"], strict=True)):
@@ -334,7 +350,10 @@ def _bracket(record: Record) -> tuple[Any, Any]:
 
 
 def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
-    """How many times the baseline's rate is sustained: between the least and the most that both brackets allow."""
+    """How many times the baseline's rate is sustained: between the least and the most that both brackets allow.
+
+    Where no measured rate was too high, the least, with an interval that is open above.
+    """
     if record is base:
         return exact(1.0)
     if base is None:
@@ -342,8 +361,8 @@ def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
     (low, high), (base_low, base_high) = _bracket(record), _bracket(base)
     if not (low and base_low and base_high):
         return None
-    least, most = low / base_high, high / base_low if high else None
-    return Estimate((least + most) / 2 if most else None, None, least, most)  # type: ignore[arg-type]
+    least, most = low / base_high, high / base_low if high else math.inf
+    return Estimate((least + most) / 2 if high else least, None, least, most)
 
 
 _MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {

@@ -26,13 +26,13 @@ from pipeline.artifacts.claims import (
     Scene,
     Unmeasured,
 )  # fmt: skip
-from pipeline.artifacts.frame import read_frame
+from pipeline.artifacts.frame import interval, read_frame
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import NONE, show
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import PROJECT
 from pipeline.artifacts.writers import Footnotes, Grid, Table
-from pipeline.statistics import Estimate, exact
+from pipeline.statistics import Estimate, exact, independent_ratio
 from swiftkv.cost import Dimensions, kv_bytes_per_token, prefill_flops
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -122,11 +122,11 @@ def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks:
     """The estimate of what a claim makes of its rows; remarks on it are added."""
     how = claim.how
     if how == "cell":
-        return _estimate(_only(claim, rows, 0))
+        return interval(_only(claim, rows, 0))
     if how in ("minus", "ratio"):
-        each = [_estimate(_only(claim, rows, place)) for place in range(len(rows))]
+        each = [interval(_only(claim, rows, place)) for place in range(len(rows))]
         if how == "ratio":
-            return _ratio(*each)
+            return independent_ratio(*each)
         apart = [
             _paired(scene, *claim.cells[place : place + 2]) or _less(*each[place : place + 2])
             for place in range(0, len(each), 2)
@@ -140,7 +140,7 @@ def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks:
     values = rows[0]["value"]
     if len(values) > 1:
         remarks.append(f"the {'largest' if how == 'most' else 'smallest'} of {len(values)}")
-    return _estimate(rows[0].loc[values.idxmax() if how == "most" else values.idxmin()])
+    return interval(rows[0].loc[values.idxmax() if how == "most" else values.idxmin()])
 
 
 def _only(claim: Claim, rows: Sequence[pd.DataFrame], place: int) -> pd.Series:
@@ -149,17 +149,13 @@ def _only(claim: Claim, rows: Sequence[pd.DataFrame], place: int) -> pd.Series:
     return rows[place].iloc[0]
 
 
-def _estimate(row: pd.Series) -> Estimate:
-    return Estimate(*(None if pd.isna(row[name]) else float(row[name]) for name in Estimate._fields))
-
-
 def _paired(scene: Scene, *cells: Mapping[str, Any], metric: str = "") -> Estimate | None:
     """The difference on the same questions or chats; None where the artifact has none."""
     table = scene.table(cells[0]["artifact"])
     first, second = ([scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells)
     keys = [*Case._fields, "against_model", "against", "against_kv_cache", "metric"]
     found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
-    return _estimate(found.iloc[0]) if len(found) else None
+    return interval(found.iloc[0]) if len(found) else None
 
 
 def _less(first: Estimate, second: Estimate) -> Estimate:
@@ -172,21 +168,12 @@ def _less(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, None, value - below, value + above)
 
 
-def _ratio(first: Estimate, second: Estimate) -> Estimate:
-    """The first over the second; of two intervals on a logarithmic scale, as of independent measurements."""
-    value = first.value / second.value
-    if not all(one.low and one.high for one in (first, second)):
-        return Estimate(value)
-    reach = math.hypot(*(math.log(one.high / one.low) / 2 for one in (first, second)))
-    return Estimate(value, None, value * math.exp(-reach), value * math.exp(reach))
-
-
 def _rises(claim: Claim, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
     """The last along the axis less the first; where it clearly falls between any two, that fall."""
     axis = rows["at" if rows["at"].notna().all() else "input_tokens"]
     if axis.nunique() < 2:
         raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
-    ordered = [_estimate(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
+    ordered = [interval(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
     steps = (_less(after, before) for before, after in itertools.combinations(ordered, 2))
     if falls := [step for step in steps if step.high is not None and step.high < 0]:
         remarks.append(f"falls between {len(falls)} pairs of places, by {show(-min(falls).value, 's2')} at most")
@@ -237,8 +224,10 @@ _ARITHMETIC = {
 
 
 def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Add `SETTINGS` of the serving points as columns."""
-    return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
+    """Add `SETTINGS` of the serving points as columns; total_tokens are those of all repeats."""
+    settings = pd.DataFrame.from_dict(points, orient="index").reindex(columns=[*SETTINGS, "repeats"])
+    settings["total_tokens"] *= settings.pop("repeats").fillna(1)
+    return table.join(settings, on="point")
 
 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
@@ -272,8 +261,8 @@ def _line(about: str, claim: Claim, found: Verdict) -> dict[str, Any]:
     value, _, low, high = found.found or (None,) * 4
     measured = found.text
     if value is not None:
-        ends = "" if low in (None, high) else f" [{show(low, 's3')}, {show(high, 's3')}]"
-        measured = " ".join(filter(None, [show(value, "s3") + ends, claim.unit]))
+        ends = "" if low in (None, high) or high == math.inf else f" [{show(low, 's3')}, {show(high, 's3')}]"
+        measured = " ".join(filter(None, ["≥" * (high == math.inf), show(value, "s3") + ends, claim.unit]))
     measured += f"\n{', '.join(found.models)}" if found.models and measured else ""
     return {
         "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": found.verdict,

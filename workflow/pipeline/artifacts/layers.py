@@ -36,7 +36,7 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     titles, across = [record.model["title"] for record in matrices], min(3, len(matrices)) or 1
     lines = [titles[place : place + across] for place in range(0, len(titles), across)]
     mosaic = [line + ["."] * (across - len(line)) for line in lines]
-    heights = [2.4] * len(mosaic)
+    heights = [2.4 if across > 1 else 2.9] * len(mosaic)
     if not alone:
         mosaic.insert(0, [_CURVES] * across)
         heights.insert(0, 2.5 + 0.15 * len(entry["models"]))

@@ -77,10 +77,12 @@ def show(value: float, form: str) -> str:
 
 
 def show_interval(value: float, low: float | None, high: float | None, form: str) -> str:
-    """A value with its interval: `value ± half` where it lies in the middle, else `value [low, high]`."""
+    """A value with its interval: `value ± half` around the middle, `≥ value` if it is open above, else `value [low, high]`."""
     text = show(value, form)
     if low is None or high is None or low == high:
         return text
+    if high == math.inf:
+        return f"≥ {text}"
     plain = form.partition("|")[0].lstrip("+")
     reach = (high - low) / 2
     if abs(high - value - reach) < 1e-6 * reach:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, Row, cells, in_bits, outcomes, scale_of
+from pipeline.artifacts.frame import BASELINE, MERGED, Row, cells, in_bits, outcomes, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.published import Case
@@ -67,6 +67,8 @@ def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) ->
     is in the spec that was `measured`.
     """
     fields, known = entry["specs"][case.model].get(case.variant), case._asdict() | {"source": "arithmetic"}
+    if case.variant == MERGED:  # served only; vLLM reports what it saves
+        return
     spec = SwiftKVSpec(**fields) if fields else None
     prefill, saved, group = (spec.prefill_reduction, None, spec.key_value_group_size) if spec else (0.0, 0.0, 1)
     text = f"{percent(prefill)} (l = {spec.num_key_value_layers})" if spec else NONE

@@ -154,9 +154,10 @@ def result(artifacts: Iterable[Artifact]) -> str:
     if not (lines := _lines(artifacts, "claims")):
         return _demonstrated(_records([one for one in artifacts if one.name in DEMO]))
     counts = Counter(line["verdict"] for line in lines)
-    stated = sum(line["verdict"] == VERDICTS[0] and line["as_stated"] == "True" for line in lines)
+    good = [line for line in lines if line["verdict"] == VERDICTS[0]]
+    stated, numbers = sum(line["as_stated"] == "True" for line in good), len({line["value"] for line in good})
     words = [f"{counts[verdict]} {said}" for verdict, said in zip(VERDICTS, _SAID, strict=True)]
-    words[0] += f" ({stated} with the value as stated)"
+    words[0] += f" (by {numbers} different numbers; {stated} with the value as stated)"
     return f"Of {len(lines)} claims of the paper and the blog post, {enumeration(words)}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pandas as pd
@@ -18,10 +19,11 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, P99_REQUESTS
+from pipeline.artifacts.frame import BASELINE, P99_REQUESTS, interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.statistics import Estimate, exact, independent_ratio
 
 _ENDS = ["value", "low", "high"]
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
@@ -119,9 +121,16 @@ def _of_node(served: Served, node_gpus: int) -> pd.DataFrame:
     rows = rows.assign(metric="node_tokens_per_second", platform=rows["file"].map(platforms))
     rows[_ENDS] = rows[_ENDS].mul(rows["file"].map(replicas), axis="index")
     base = rows[(rows[list(Case._fields)] == [served.entry["models"][0]["name"], *BASELINE]).all(axis=1)]
-    gains = rows.merge(base[["point", "platform", "value"]], on=["point", "platform"], suffixes=("", "_of_base"))
-    ratio = gains["value"] / gains["value_of_base"]
-    gains = gains.assign(metric="speedup_over_first_model", value=ratio, low=None, high=None, unit="×")
+    numbers, sides = list(Estimate._fields), ("", "_of_base")
+    gains = rows.merge(base[["point", "platform", "file", *numbers]], on=["point", "platform"], suffixes=sides)
+    ratios = [
+        exact(1.0)
+        if row["file"] == row["file_of_base"]
+        else independent_ratio(*(interval(row, side) for side in sides))
+        for _, row in gains.iterrows()
+    ]
+    gains[numbers] = pd.DataFrame(ratios, gains.index, numbers)
+    gains = gains.assign(metric="speedup_over_first_model", unit="×")
     return pd.concat([rows, gains])
 
 
@@ -142,9 +151,11 @@ def latency(entry: Entry, files: Files) -> Drawing:
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
-    notes = ["Open markers: the rate was not sustained.", *served.notes]
+    notes = [*served.notes]
     if dotted.any():
-        notes.insert(1, f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more.")
+        notes.insert(0, f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more.")
+    if ((served.rows["metric"] == "sustained") & (served.rows["value"] == 0)).any():
+        notes.insert(0, "Open markers: the rate was not sustained.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
@@ -181,9 +192,8 @@ def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
     if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
         return bar
-    ends = [show(gain[end], ".2f|×") for end in ("low", "high") if gain[end]]
-    limit = served.value(case, "sustained_rate_limit", point)
-    text = " to\n".join(ends) if len(ends) > 1 else f"≥ {ends[0]}"
+    least, limit = show(gain["low"], ".2f|×"), served.value(case, "sustained_rate_limit", point)
+    text = f"≥ {least}" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
     return bar._replace(text=text, limit=limit, limit_text=f"{limit:.3g}" if limit else "")
 
 

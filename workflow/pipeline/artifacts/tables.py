@@ -10,7 +10,7 @@ import pandas as pd
 
 from pipeline.artifacts import quality
 from pipeline.artifacts.entry import columns
-from pipeline.artifacts.frame import Row, in_bits
+from pipeline.artifacts.frame import MERGED, Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
@@ -84,7 +84,9 @@ class Shown(Numbers):
             return f"{OOM if row['status'] == 'oom' else MISSING} {mark(row['reason'])}"
         if row["text"] or row["value"] is None:
             return row["text"] or NONE
-        limit = metric == "speedup" and case.variant != "baseline" and self.value(case, "speedup_limit", point)
+        # Merge-all-Layers saves no FLOPs, only memory.
+        limited = metric == "speedup" and case.variant not in ("baseline", MERGED)
+        limit = limited and self.value(case, "speedup_limit", point)
         return (
             f"{IN_NOISE} " * self._is_chance(row)
             + self.interval(row)
@@ -97,7 +99,7 @@ class Shown(Numbers):
         settings = [self.tasks[task] for task in tasks if task in self.tasks]
         chances = [each.get("chance") for each in settings if not in_bits(each["metric"])]
         known = chances and None not in chances and row["low"] is not None
-        return bool(known) and row["low"] <= 100 * sum(chances) / len(chances)
+        return bool(known) and row["low"] <= 100 * sum(chances) / len(chances) <= row["high"]
 
     def theirs(self, case: Case, metric: str, point: str = "") -> str:
         """Print a published number; an average over the tasks that ours is over."""

@@ -300,7 +300,7 @@ def estimates(
         row = {
             "rule": job.rule,
             "model": job.wildcards.get("model", ""),
-            "gpus": work.gpus,
+            "gpus": work.gpus if profile.cores is None else job.gpus,
             "took": measured_seconds(job),
         }
         try:
