@@ -119,14 +119,6 @@ def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch
         slurm.controller()
 
 
-def test_all_problems_at_the_start_are_said(cluster):
-    wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"constraint": "nvlink"}, CPU_JOB]
-    planned = jobs(*(("distill", resources) for resources in wrong))
-    for cuda, problems in (("13.0", 2), ("None", 3)):
-        profile = Profile(cluster, slurm=SETTINGS, directory=cluster, python=("bash", "-c", f"echo {cuda}"))
-        assert len(problems_at_start(profile, planned)) == problems
-
-
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))
 FILES = [
