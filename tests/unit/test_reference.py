@@ -161,21 +161,6 @@ def test_nothing_to_compare_is_said(tmp_path):
         compare(SHIPPED, tmp_path / "empty")
 
 
-def test_a_server_that_saves_nothing_is_found_on_any_machine(tmp_path):
-    in_turns = []
-    for name in records(SHIPPED):
-        content = read_json(SHIPPED / name)
-        content["provenance"]["hardware"]["processor"] = "Another"
-        result = content["result"] or {}
-        times = {key: result.get(f"baseline_{key}") for key in result if key.startswith("samples_")}
-        if any(times.values()):
-            in_turns.append(name)
-            content["result"] = result | times
-        write_json(tmp_path / name, content)
-    found = {sentence.partition(": ")[0] for sentence in compare(SHIPPED, tmp_path).disagreements}
-    assert found <= set(in_turns) and len(found) > len(in_turns) / 2
-
-
 def test_no_number_that_rounding_moves_has_to_be_equal():
     """Another machine may round any number that a model computes, so only what is counted or drawn is compared exactly."""
     counted = r"prefill_reduction|flops|caches\.\d+\.(held|share)|fp8_keys\.bound|source\.\w+"
