@@ -14,6 +14,7 @@ from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import PAPER, made, typed
 
 from pipeline.artifacts import contents
+from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import checked_records
 from pipeline.measure import run
@@ -130,9 +131,6 @@ def test_what_repeats_the_records_of_another_artifact_is_not_made(name, scale_na
             contents.check_made(config, name)
 
 
-FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
-
-
 SHIPPED = {
     "throughput": "batch-2k",
     "latency": "interactive-512",
@@ -247,7 +245,6 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     ("artifact", "change", "key"),
     [
         ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
-        ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization"),
         ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),
         (
             "blog_figure7",
