@@ -56,7 +56,7 @@ def claim(how, cells, stated, weaker=None, **more):
 FAST = claim("cell", [cell()], (1.75, 1.95), GAIN)
 
 
-def test_ids_are_unique_and_cells_are_of_what_the_artifact_shows():
+def test_claims_are_one_each_of_cells_that_the_artifact_shows_with_a_form_that_is_weaker():
     assert len({each.id for each in CLAIMS}) == len(CLAIMS) > 140
     config, page = scale(), typed(scale())
     for each, one in ((claim, one) for claim in CLAIMS for one in claim.cells):
@@ -67,9 +67,7 @@ def test_ids_are_unique_and_cells_are_of_what_the_artifact_shows():
         variants = {one["variant"]} if isinstance(one["variant"], str) else set(one["variant"])
         shown = {case[0] for scope in scopes for case in contents.cases(page, scope.get("variants", []))}
         assert not shown or shown >= variants, each.id
-
-
-def test_what_is_stated_is_within_its_weaker_form():
+    # What is stated is within its weaker form.
     for each in (each for each in CLAIMS if each.weaker is not None):
         (low, high), (weak_low, weak_high) = each.stated, each.weaker
         assert weak_low is None or (low is not None and weak_low <= low), each.id

@@ -91,12 +91,9 @@ def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_job_without_a_time_limit_is_taken(cluster):
-    assert slurm.verdict(jobs(("pack", CPU_JOB | {"runtime": None})), SETTINGS) == ([], [])
-
-
-def test_a_time_limit_that_slurm_enforces_is_one_problem(cluster, monkeypatch):
+def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluster, monkeypatch):
     monkeypatch.setenv("ENFORCED", "1")
+    assert slurm.verdict(jobs(("pack", CPU_JOB | {"runtime": None})), SETTINGS) == ([], [])
     (sentence,), _ = slurm.verdict(jobs(("distill", GPU_JOB | {"runtime": 2880})), SETTINGS)
     assert "SLURM says" in sentence and "longest_runtime" in sentence
 

@@ -1,6 +1,7 @@
 """Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -120,11 +121,6 @@ def edit_tensors(folder: Path, change) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def shorten(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 Q5, K4 = "model.layers.5.self_attn.q_proj_swiftkv.weight", "model.layers.4.self_attn.k_proj_swiftkv.weight"
 UPPER = "model.layers.4.self_attn.v_proj.weight"
 DAMAGES = {
@@ -141,7 +137,7 @@ DAMAGES = {
     "wrong group": (lambda f: edit_config(f, key_value_group_size=3), f"holds the tensor {K4}"),
     "l too small": (lambda f: edit_config(f, num_key_value_layers=2), "no tensor model.layers.2.self_attn.k_proj_s"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
-    "cut weights": (shorten, "model.safetensors is damaged or cut short"),
+    "cut weights": (lambda f: os.truncate(f / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
     "lost tensor": (lambda f: edit_tensors(f, lambda t: t.pop(Q5)), f"no tensor {Q5}"),
     "lost head": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), "no tensor lm_head.weight"),
     "lost one teacher tensor": (lambda f: edit_tensors(f, lambda t: t.pop(UPPER)), f"no tensor {UPPER}"),

@@ -53,11 +53,7 @@ def test_the_parts_name_what_they_import():
     assert named(extras["train"]) == needed("train") - base
     assert named(extras["pipeline"]) - RUN == needed("pipeline") - base - {"deepspeed", "vllm", "psutil"} - RUN
     assert named(extras["pipeline"]) >= RUN
-
-
-def test_the_vllm_asked_for_is_no_older_than_the_tested_ones():
-    (vllm,) = (text for text in PROJECT["optional-dependencies"]["serve"] if text.startswith("vllm"))
-    assert vllm == f"vllm>={TESTED[0]}"
+    assert f"vllm>={TESTED[0]}" in extras["serve"]
 
 
 @pytest.mark.slow

@@ -54,10 +54,8 @@ def test_repeats_are_judged_as_welch_does():
     low, high = stats.ttest_ind(np.log(baseline), np.log(own), equal_var=False).confidence_interval(0.95)
     found = ratio_of_repeats(baseline, own)
     assert (found.low, found.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+    # Of what is measured once there is no interval.
     assert ratio_of_repeats([4.0], [2.0]) == (pytest.approx(2.0), None, None, None)
-
-
-def test_times_measured_once_have_no_interval():
     assert of_turns([2.0])[1:] == ratio_of_turns([2.0], [1.0])[1:] == (None, None, None)
     assert estimate(1.0, None).low is None
 
