@@ -33,15 +33,12 @@ def answers(engines, folder, few, eight, tails):
     return engines(cases)
 
 
-def test_fast_prefill(answers, compare, folder, eight, tails):
+def test_fast_prefill_with_a_cold_and_a_warm_prefix_cache(answers, compare, folder, eight, tails):
     answer = answers["fast"]
     assert answer["fast_prefill"] and answer["compilation"] == "NONE"
     for prompts, run in zip((eight, eight, tails, eight[:1]), answer["runs"], strict=False):
         compare(folder, prompts, run)
-
-
-def test_the_prefix_cache_was_cold_and_then_warm(answers, eight):
-    cold, warm, partly, *_ = (run["cached"] for run in answers["fast"]["runs"][:4])
+    cold, warm, partly, *_ = (run["cached"] for run in answer["runs"][:4])
     # Only the chat template's first block may be known already, where a prompt starts after another has ended.
     assert max(cold) <= 32
     # All whole blocks but the one of the last token, which is always computed.

@@ -108,6 +108,20 @@ def command(
     return stage("distill", arguments, ranks)
 
 
+def packed_stage(
+    name: str, inputs: Path, part: type[Packing], output: Path, layers: Iterable[int], **more: Any
+) -> list[str]:
+    """A stage that reads packed rows, for some layers; `more` are changes of the recipe, and the number of ranks."""
+    ranks, data = more.pop("ranks", 1), inputs / "packed.safetensors"
+    options = {
+        "--model-source": inputs / "source.json",
+        "--recipe": settings(part, more),
+        "--data": data,
+        "--output": output,
+    }
+    return [*stage(name, options, ranks), "--layers", *map(str, layers)]
+
+
 def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launcher, *STAGE, name, *(str(word) for pair in options.items() for word in pair)]

@@ -47,9 +47,7 @@ def test_every_table_and_figure_is_there_once(config, source):
     found = [entry["item"] for entry in config["artifacts"].values() if entry["source"] == source]
     assert len(set(found)) == len(found)
     assert set(found) - PARTS == ITEMS[source]
-
-
-def test_published_tables_stand_beside_the_artifact_of_their_name(config):
+    # Published tables stand beside the artifact of their name.
     shown = {name: set(entry.get("published", [])) for name, entry in config["artifacts"].items()}
     assert set.union(*shown.values()) == {file.stem for file in PAPER.glob("*.csv")}
     assert all(stems - {"values"} <= {name} for name, stems in shown.items())

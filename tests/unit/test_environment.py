@@ -97,17 +97,15 @@ def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, 
     assert named in ended.stderr and not (tmp_path / ".venv").exists()
 
 
-def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/kind").write_text("gpu\n")
-    assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
-
-
-def test_what_a_link_leads_to_is_not_emptied(tmp_path):
-    (tmp_path / "shared").mkdir()
-    (tmp_path / ".venv").symlink_to(tmp_path / "shared")
-    ended = setup_gpu(tmp_path, {})
-    assert ended.returncode == 1 and ended.stderr.startswith("error: .venv is a link")
+@pytest.mark.parametrize(
+    ("place", "said"), [(".venv", "there is no NVIDIA driver"), ("shared", "error: .venv is a link")]
+)
+def test_setup_keeps_the_kind_of_environment_that_is_there_and_empties_no_link(tmp_path, place, said):
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "kind").write_text("gpu\n")
+    if place != ".venv":
+        (tmp_path / ".venv").symlink_to(tmp_path / place)
+    assert said in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
 @pytest.mark.parametrize(("version", "named"), [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])

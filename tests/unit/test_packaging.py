@@ -87,3 +87,10 @@ def test_models_and_plugin_import_without_the_libraries_of_the_pipeline(absent, 
     code = f"import sys; sys.modules.update(dict.fromkeys({[*ABSENT, absent]})); {code}"
     ended = run(sys.executable, "-c", code)
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def test_plans_and_help_import_nothing_of_what_jobs_run():
+    heavy = {"torch", "tyro", "matplotlib", "pandas"}
+    stages = "[stage.summary for stage in pipeline.stages.STAGES.values()]"
+    program = f"import sys, pipeline.stages, pipeline.artifacts.contents; {stages}; print(*{heavy} & set(sys.modules))"
+    assert run(sys.executable, "-c", program).stdout == "\n"

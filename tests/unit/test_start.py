@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tests.conftest import randomise_biases, tiny_teacher
-from tests.unit.distill_helpers import RECIPE, command, log, make_inputs, run, settings, stage, train
+from tests.unit.distill_helpers import RECIPE, command, log, make_inputs, packed_stage, run, train
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
@@ -142,13 +142,7 @@ def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes,
 
 
 def test_two_ranks_gather_the_same_bits(inputs, tmp_path):
-    words = {
-        "--model-source": inputs / "source.json",
-        "--recipe": settings(Fitting),
-        "--data": inputs / "packed.safetensors",
-    }
-    layers = ["1", "2", "3", "4", "5"]
-    done = run([*stage("moments", words | {"--output": tmp_path / "ranks"}, ranks=2), "--layers", *layers])
+    done = run(packed_stage("moments", inputs, Fitting, tmp_path / "ranks", [1, 2, 3, 4, 5], ranks=2))
     assert done.returncode == 0, done.stderr
     with (
         safe_open(inputs / "moments.safetensors", "pt") as expected,
