@@ -1,6 +1,7 @@
 """Recipe, losses, the step, attention over packed rows, and when a training saves its state and stops, in this process."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,14 +192,7 @@ def test_logits_of_the_assistants_tokens_only(loss):
 @pytest.fixture
 def time(monkeypatch):
     """A clock that stands still until it is moved."""
-
-    class Time:
-        now = 1000.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    time = Time()
+    time = SimpleNamespace(now=1000.0, monotonic=lambda: time.now)
     monkeypatch.setattr(module, "time", time)
     return time
 
