@@ -92,6 +92,9 @@ def test_the_boundary_is_bracketed_below_the_capacity(capacity):
     rates = [entry["request_rate"] for entry in result["rates"]]
     assert rates == sorted(rates)
     assert [entry["sustained"] for entry in result["rates"]] == [rate <= low for rate in rates]
+    # An unsustained rate ends what counts as sustained.
+    entries = [{"request_rate": rate, "sustained": good} for rate, good in [(1, True), (4, True), (2, False)]]
+    assert boundary(entries) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +127,3 @@ LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
 )
 def test_a_sustained_rate_fails_nothing_finishes_in_time_and_answers_soon(change, good):
     assert sustained(LOWEST | change, LOWEST) is good
-
-
-def test_an_unsustained_rate_ends_what_counts_as_sustained():
-    entries = [{"request_rate": rate, "sustained": good} for rate, good in [(1, True), (4, True), (2, False)]]
-    assert boundary(entries) == (1, 2)

@@ -98,7 +98,7 @@ def test_l_equal_to_all_layers_and_the_teacher_within_are_the_teacher(folders, t
     assert torch.equal(model(tokens).logits, expected)
 
 
-def test_new_projections_start_as_what_the_fp8_ones_stand_for(folders):
+def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_rounded(folders, student_folder):
     teacher = load_base(folders / "fp8", torch.float32)
     model, stored = rewire(teacher, SPEC), load_file(folders / "rounded/model.safetensors")
     names = [f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (3, 4)]
@@ -106,11 +106,8 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for(folders):
     torch.testing.assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
     query = model.model.layers[5].self_attn.q_proj_swiftkv.weight
     assert torch.equal(query, stored["model.layers.5.self_attn.q_proj.weight"])
-    assert {p.dtype for p in model.swiftkv_parameters().values()} == {torch.float32}
-
-
-def test_new_projections_are_saved_rounded(folders, student_folder):
-    trained = as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)).swiftkv_parameters()
+    trained = as_trained(model).swiftkv_parameters()
+    assert {p.dtype for p in trained.values()} == {torch.float32}
     saved = load_file(student_folder / "model.safetensors")
     for name in (name for name in trained if f"{name}_scale" in saved):
         found = saved[name].float() * saved[f"{name}_scale"]

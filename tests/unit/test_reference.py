@@ -115,17 +115,15 @@ def test_an_uncertain_speed_up_is_gone_only_where_less_than_half_of_it_is_left(r
     assert sentence.startswith(f"{SERVING}: speed-up is gone")
 
 
-def test_answers_of_another_model_are_found(run, compared):
+def test_answers_of_another_model_and_another_experiment_are_found(run, compared):
     values = run[SCORE]["result"]["questions"]["values"]
     answer(run, [place for place, value in enumerate(values) if value == 0][:40])
     (sentence,) = compared(run).disagreements
     assert sentence.startswith(f"{SCORE}: value is 0.67,")
-
-
-def test_the_numbers_of_another_experiment_are_not_compared(run, compared):
+    # Of another experiment the numbers are not compared.
     put(run[SIMILARITY], "settings.documents", 20)
     put(run[SIMILARITY], "result.simscore.1", 0.9)
-    (sentence,) = compared(run).disagreements
+    _, sentence = compared(run).disagreements
     assert sentence.startswith(f"{SIMILARITY}: settings.documents is 20")
 
 
@@ -148,13 +146,10 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
     assert len(compared(run).disagreements) == disagreements
 
 
-def test_the_demo_is_compared_by_its_own_records():
+def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
     only = inputs(typed(scale("local")), ["demo"])
     assert {SIMILARITY, ANSWER} < only and SCORE not in only
     assert compare(SHIPPED, SHIPPED, only).records == 3
-
-
-def test_nothing_to_compare_is_said(tmp_path):
     with pytest.raises(UserError, match="no reference run is shipped for this scale"):
         compare(tmp_path / "none", tmp_path)
     with pytest.raises(UserError, match="has none of the"):
