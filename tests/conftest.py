@@ -74,11 +74,6 @@ def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32
             if name.endswith(added):
                 gain = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(1 + 0.2 * gain if "norm" in name else torch.zeros_like(gain))
-    return as_loaded(model, dtype)
-
-
-def as_loaded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model in evaluation mode, with its parameters in `dtype`."""
     for parameter in model.parameters():  # not .to(dtype), which would round RoPE's frequencies, as loading does not
         parameter.data = parameter.data.to(dtype)
     return model.eval()

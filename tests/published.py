@@ -13,56 +13,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tests.programs import ROOT
+
+from swiftkv.io import read_json
 
 FP8 = torch.float8_e4m3fn
-LLAMA_8B = {
-    "_name_or_path": "/data-fast/llama-3.1-8b-instruct",
-    "architectures": ["LlamaSwiftKVForCausalLM"],
-    "attention_bias": False,
-    "bos_token_id": 128000,
-    "eos_token_id": [128001, 128008, 128009],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "key_value_group_size": 1,
-    "max_position_embeddings": 131072,
-    "model_type": "llama_swiftkv",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_key_value_layers": 16,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-5,
-    "rope_scaling": {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "swiftkv": True,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.44.2",
-    "vocab_size": 128256,
-}
-_NUMBERS = {"actorder": None, "block_structure": None, "group_size": None, "num_bits": 8, "observer_kwargs": {}}
-_NUMBERS |= {"symmetric": True, "type": "float"}
-FP8_DYNAMIC = {
-    "config_groups": {
-        "group_0": {
-            "input_activations": _NUMBERS | {"dynamic": True, "observer": None, "strategy": "token"},
-            "output_activations": None,
-            "targets": ["Linear"],
-            "weights": _NUMBERS | {"dynamic": False, "observer": "minmax", "strategy": "channel"},
-        }
-    },
-    "format": "float-quantized",
-    "ignore": ["lm_head"],
-    "kv_cache_scheme": None,
-    "quant_method": "compressed-tensors",
-    "quantization_status": "compressed",
-}
+# config.json of the 8B in FP8; without what it says of that, it is the 8B's but for a path.
+LLAMA_8B_FP8 = read_json(ROOT / "tests/unit/configs/llama-3.1-swiftkv-8b-instruct-fp8.json")
+LLAMA_8B = {key: value for key, value in LLAMA_8B_FP8.items() if key != "quantization_config"}
 
 
 @dataclass(frozen=True)
@@ -79,14 +37,7 @@ CHECKPOINTS = {
     # .../tree/main, since August 2025
     "8B in 16 bits": Published(LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16),
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
-    "8B-FP8": Published(
-        LLAMA_8B
-        | {
-            "_name_or_path": "/data-fast/swiftkv-8b-prod/",
-            "quantization_config": FP8_DYNAMIC | {"global_compression_ratio": 2.014836000728121},
-        },
-        torch.float32,
-    ),
+    "8B-FP8": Published(LLAMA_8B_FP8, torch.float32),
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
     "405B-FP8": Published(
         LLAMA_8B
@@ -97,7 +48,7 @@ CHECKPOINTS = {
             "num_attention_heads": 128,
             "num_hidden_layers": 126,
             "num_key_value_layers": 63,
-            "quantization_config": FP8_DYNAMIC,
+            "quantization_config": LLAMA_8B_FP8["quantization_config"],
             "torch_dtype": "bfloat16",
             "transformers_version": "4.46.2",
         },

@@ -33,15 +33,18 @@ def answers(engines, folder, few, eight, tails):
     return engines(cases)
 
 
-def test_fast_prefill(answers, compare, folder, eight, tails):
+def test_fast_prefill_with_a_cold_and_a_warm_prefix_cache(answers, compare, folder, eight, tails):
     answer = answers["fast"]
     assert answer["fast_prefill"] and answer["compilation"] == "NONE"
+    # No tensor of the teacher's is held.
+    upper = [
+        name for name in answer["parameters"] if name.startswith(tuple(f"model.layers.{i}." for i in range(4, 20)))
+    ]
+    assert len(upper) == 16 * 6  # q_proj_swiftkv, o_proj, gate_up_proj, down_proj and two norms
+    assert sum("kv_proj_swiftkv" in name for name in answer["parameters"]) == 1
     for prompts, run in zip((eight, eight, tails, eight[:1]), answer["runs"], strict=False):
         compare(folder, prompts, run)
-
-
-def test_the_prefix_cache_was_cold_and_then_warm(answers, eight):
-    cold, warm, partly, *_ = (run["cached"] for run in answers["fast"]["runs"][:4])
+    cold, warm, partly, *_ = (run["cached"] for run in answer["runs"][:4])
     # Only the chat template's first block may be known already, where a prompt starts after another has ended.
     assert max(cold) <= 32
     # All whole blocks but the one of the last token, which is always computed.
@@ -71,13 +74,6 @@ def test_prompt_logprobs_are_right_at_full_depth(answers, folder, eight):
         expected = expected[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
         assert logprobs[0] is None
         assert torch.allclose(torch.tensor(logprobs[1:]), expected, rtol=0, atol=1e-3)
-
-
-def test_no_teacher_tensor_is_held(answers):
-    names = answers["fast"]["parameters"]
-    upper = [name for name in names if name.startswith(tuple(f"model.layers.{i}." for i in range(4, 20)))]
-    assert len(upper) == 16 * 6  # q_proj_swiftkv, o_proj, gate_up_proj, down_proj and two norms
-    assert sum("kv_proj_swiftkv" in name for name in names) == 1
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """README's "Your own model", followed on the processor: a checkpoint and a table."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.programs import ROOT
+from tests.programs import ROOT, SNAKEMAKE, run
 from tests.serve.conftest import engine_environment
 
 from swiftkv.io import read_json
@@ -38,14 +36,10 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path):
     own["artifacts"]["mine_quality"]["tasks"] = ["winogrande"]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     profile, made = ROOT / "profiles/smoke", Path("results/smoke")
-    command = [
-        *(Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", "--directory", tmp_path),
-        *("--profile", profile, "--configfile", profile / "override.yaml", tmp_path / "mine.yaml"),
-        *("--", table.stem, made / served),
-    ]
-    environment = engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--profile", profile]
+    command += ["--configfile", profile / "override.yaml", tmp_path / "mine.yaml", "--", table.stem, made / served]
+    ended = run(*command, **engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"})
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 
     rows = (tmp_path / made / table).read_text()
     # At this scale another group size stands in for 4.

@@ -1,7 +1,8 @@
 """The plugin registers names and touches nothing of vLLM; it works with the versions it was written for."""
 
-import subprocess
 import sys
+
+from tests.programs import run
 
 UNTOUCHED = """
 import importlib, inspect
@@ -48,12 +49,8 @@ print("untouched")
 """
 
 
-def start(program: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
-
-
 def test_vllm_is_untouched_and_registering_twice_is_harmless():
-    registered = start(UNTOUCHED + REGISTER)
+    registered = run(sys.executable, "-c", UNTOUCHED + REGISTER)
     assert "untouched" in registered.stdout, registered.stderr[-3000:]
 
 
@@ -74,7 +71,7 @@ check_version("0.40.0")
 
 
 def test_a_release_that_was_not_tested_is_warned_of_and_one_that_lacks_something_refused_by_name():
-    ended = start(OTHER_VERSIONS)
+    ended = run(sys.executable, "-c", OTHER_VERSIONS)
     (line,) = [line for line in (ended.stdout + ended.stderr).splitlines() if "0.33.0" in line]
     assert "0.26, 0.29, 0.32" in line
     assert ended.returncode == 1

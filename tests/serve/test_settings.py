@@ -1,10 +1,10 @@
 """Settings that vLLM settles late are refused where they give wrong tokens; no engine runs."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from tests.programs import run
 from vllm.config import CUDAGraphMode
 
 from swiftkv.errors import UserError
@@ -94,6 +94,6 @@ assert not cache.kv_sharing_fast_prefill and "Qwen2SwiftKVForCausalLM" in MODELS
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_the_model_of_another_plugin_is_left_alone(order):
-    ended = subprocess.run([sys.executable, "-c", OTHER_PLUGIN, order], capture_output=True, text=True, timeout=600)
+    ended = run(sys.executable, "-c", OTHER_PLUGIN, order)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "LlamaSwiftKVForCausalLM is served by the model of another plugin" in ended.stdout + ended.stderr

@@ -4,12 +4,10 @@ The first run makes the environments below results/: 0.5 GB each, 5 GB where vLL
 has with CUDA only.
 """
 
-import os
-import subprocess
 import sys
 
 import pytest
-from tests.programs import ROOT
+from tests.programs import ROOT, run
 
 VERSIONS = ("0.26.0", "0.29.0")  # and 0.32.0, the installed one
 FILES = ("registration", "one_step", "equal_to_huggingface", "cache", "architectures", "refusals", "features")
@@ -19,12 +17,7 @@ FILES = ("registration", "one_step", "equal_to_huggingface", "cache", "architect
 def python(request):
     folder = ROOT / "results/vllm" / request.param
     if not (folder / "ready").exists():
-        made = subprocess.run(
-            ["bash", ROOT / "envs/other-vllm.sh", request.param, folder],
-            env=os.environ | {"BASE": sys.prefix},
-            capture_output=True,
-            text=True,
-        )
+        made = run("bash", ROOT / "envs/other-vllm.sh", request.param, folder, BASE=sys.prefix)
         assert made.returncode == 0, made.stderr[-2000:]
         (folder / "ready").write_text(made.stdout)
     return folder / "bin/python"
@@ -33,11 +26,6 @@ def python(request):
 @pytest.mark.versions
 @pytest.mark.parametrize("file", FILES)
 def test_exactness(python, file):
-    ended = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not versions", f"tests/serve/test_{file}.py"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "not versions", f"tests/serve/test_{file}.py"]
+    ended = run(python, *words, PYTHONPATH=f"{ROOT}/src:{ROOT}/workflow", OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stdout[-6000:]

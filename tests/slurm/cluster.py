@@ -27,68 +27,6 @@ PACKAGES = "slurmctld slurmd slurmdbd slurm-client munge mariadb-server"
 ACCOUNT = "swiftkv"  # the one of profiles/slurm
 NODES, GPUS, PORT = ("pretend0", "pretend1"), 8, 16817
 
-CONFIGURATION = """
-ClusterName=pretend
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={accounting_port}
-AccountingStoragePass={folder}/munge.socket
-AccountingStorageTRES=gres/gpu,gres/gpu:h100
-AccountingStorageEnforce=associations
-AccountingStoreFlags=job_comment
-MpiDefault=none
-SwitchType=switch/none
-MailProg=/bin/true
-ReturnToService=2
-KillWait=5
-MinJobAge=7200
-OverTimeLimit=0
-SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-SlurmdParameters=config_overrides
-JobRequeue=1
-GresTypes=gpu
-{nodes}
-PartitionName=h100 Nodes=ALL MaxTime=1-00:00:00 State=UP
-PartitionName=cpu Nodes=ALL Default=YES MaxTime=1-00:00:00 State=UP
-"""
-
-ACCOUNTING = """
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-DbdHost={host}
-DbdAddr=127.0.0.1
-DbdPort={accounting_port}
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={database_port}
-StorageUser=slurm
-StoragePass=slurm
-StorageLoc=accounting
-CommunicationParameters=NoInAddrAny
-LogFile={folder}/slurmdbd.log
-PidFile={folder}/slurmdbd.pid
-"""
 DATABASE = """
 create database if not exists accounting;
 create user if not exists slurm@'127.0.0.1' identified by 'slurm';
@@ -220,8 +158,9 @@ class Cluster:
         ]
         values = {"host": host, "port": PORT, "folder": self.folder}
         values |= {"accounting_port": PORT + 98, "database_port": PORT + 99}
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(nodes="\n".join(lines), **values))
-        (self.folder / "slurmdbd.conf").write_text(ACCOUNTING.format(**values))
+        values |= {"nodes": "\n".join(lines)}
+        for name in ("slurm.conf", "slurmdbd.conf"):
+            (self.folder / name).write_text(Path(__file__).with_name(name).read_text().format(**values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
         device = f"{self.folder}/devices/nvidia[0-{GPUS - 1}]"
         gpus = [f"NodeName={node} Name=gpu Type=h100 File={device}" for node in NODES]

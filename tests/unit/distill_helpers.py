@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import tiny_teacher
-from tests.programs import ROOT
+from tests.programs import ROOT, environment
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -108,14 +108,23 @@ def command(
     return stage("distill", arguments, ranks)
 
 
+def packed_stage(
+    name: str, inputs: Path, part: type[Packing], output: Path, layers: Iterable[int], **more: Any
+) -> list[str]:
+    """A stage that reads packed rows, for some layers; `more` are changes of the recipe, and the number of ranks."""
+    ranks, data = more.pop("ranks", 1), inputs / "packed.safetensors"
+    options = {
+        "--model-source": inputs / "source.json",
+        "--recipe": settings(part, more),
+        "--data": data,
+        "--output": output,
+    }
+    return [*stage(name, options, ranks), "--layers", *map(str, layers)]
+
+
 def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launcher, *STAGE, name, *(str(word) for pair in options.items() for word in pair)]
-
-
-def environment(**changes: str) -> dict[str, str]:
-    places = os.pathsep.join([str(ROOT / "src"), str(ROOT / "workflow"), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places} | changes
 
 
 def run(words: list[str], **changes: str) -> subprocess.CompletedProcess:

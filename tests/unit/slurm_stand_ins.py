@@ -4,6 +4,7 @@ They are of a small cluster: partition h100 has two nodes of 8 H100s, 128 proces
 has four nodes without GPUs and 100000 MB. Both allow 24 hours. The only account is swiftkv.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from tests.programs import write_program
@@ -30,31 +31,9 @@ FAULTS = [
     (GPU_JOB | {"slurm_account": "nobody"}, ["correct slurm_account, now 'nobody', under gpu_jobs"]),
 ]
 
-SAYS = 'fail() { echo "allocation failure: $1" >&2; exit 1; }\n'
-SBATCH = r"""
-line=" $* "
-[[ $line == *" --test-only "* ]] || { echo "$line" >> "$SUBMITTED"; echo 1; exit; }
-[[ $line == *" -A "* && $line != *" -A swiftkv "* ]] && fail "Invalid account or account/partition combination specified"
-[[ $line =~ " -p "(h100|cpu)" " ]] || fail "Invalid partition name specified"
-unavailable="Requested node configuration is not available"
-[[ $line =~ --gpus=([a-z0-9]+): && ${BASH_REMATCH[1]} != h100 ]] && fail "$unavailable"
-[[ $line =~ --mem\ ([0-9]+) && ${BASH_REMATCH[1]} -gt 1000000 ]] && fail "$unavailable"
-[[ -n ${ENFORCED:-} && $line =~ " -t "([0-9]+) && ${BASH_REMATCH[1]} -gt 1440 ]] && fail "Requested time limit is invalid"
-[[ $line == *" -C "* ]] && fail "Invalid feature specification"
-[[ -n ${DRAINED:-} ]] && fail "$unavailable"
-echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes n0 in partition h100" >&2
-"""
-SCONTROL = r"""
-case "$*" in
-    ping) echo "Slurmctld(primary) at pretend is ${CONTROLLER:-UP}" ;;
-    "show partition") printf 'PartitionName=%s\n   MaxTime=1-00:00:00 MinNodes=0\n\n' h100 cpu ;;
-    *) echo "MinJobAge = 3600 sec" ;;
-esac
-"""
 STAND_INS = {
-    "sbatch": SAYS + SBATCH,
+    **{program.name: program.read_text() for program in Path(__file__).with_name("stand_ins").iterdir()},
     "squeue": 'cat "$QUEUE"',
-    "scontrol": SCONTROL,
     "sacctmgr": "echo swiftkv",
     "scancel": "",
 }

@@ -56,7 +56,7 @@ def claim(how, cells, stated, weaker=None, **more):
 FAST = claim("cell", [cell()], (1.75, 1.95), GAIN)
 
 
-def test_ids_are_unique_and_cells_are_of_what_the_artifact_shows():
+def test_claims_are_one_each_of_cells_that_the_artifact_shows_with_a_form_that_is_weaker():
     assert len({each.id for each in CLAIMS}) == len(CLAIMS) > 140
     config, page = scale(), typed(scale())
     for each, one in ((claim, one) for claim in CLAIMS for one in claim.cells):
@@ -67,9 +67,7 @@ def test_ids_are_unique_and_cells_are_of_what_the_artifact_shows():
         variants = {one["variant"]} if isinstance(one["variant"], str) else set(one["variant"])
         shown = {case[0] for scope in scopes for case in contents.cases(page, scope.get("variants", []))}
         assert not shown or shown >= variants, each.id
-
-
-def test_what_is_stated_is_within_its_weaker_form():
+    # What is stated is within its weaker form.
     for each in (each for each in CLAIMS if each.weaker is not None):
         (low, high), (weak_low, weak_high) = each.stated, each.weaker
         assert weak_low is None or (low is not None and weak_low <= low), each.id
@@ -86,17 +84,17 @@ def test_arithmetic_is_of_the_stated_model_and_agrees():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(1.75, 1.85, AGREES), (1.01, 1.9, UNDECIDED), (None, None, UNDECIDED), (0.9, 0.98, CONTRADICTS)],
+    ("value", "low", "high", "verdict"),
+    [
+        (1.8, 1.75, 1.85, AGREES),
+        (1.8, 1.01, 1.9, UNDECIDED),
+        (1.8, None, None, UNDECIDED),
+        (1.61, 1.60, 1.62, UNDECIDED),
+        (0.95, 0.9, 0.98, CONTRADICTS),
+    ],
 )
-def test_a_verdict_is_by_the_measured_interval(low, high, verdict):
-    value = 1.8 if high is None or high > 1 else 0.95
+def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     assert judge(FAST, scene(made("speedup", value, low, high))).verdict == verdict
-
-
-@pytest.mark.parametrize("interval", [(None, None), (1.60, 1.62), (1.3, 1.7)])
-def test_a_prediction_of_1_61_does_not_agree_with_1_8_to_1_9(interval):
-    assert judge(FAST, scene(made("speedup", 1.61, *interval))).verdict != AGREES
 
 
 def test_another_model_or_machine_is_judged_by_the_weaker_form_alone_and_says_so():
@@ -166,11 +164,8 @@ def test_without_any_number_nothing_is_measured():
     assert {judge(each, nothing).verdict for each in CLAIMS if each.cells} == {UNMEASURED}
 
 
-@pytest.mark.parametrize("place", range(10))
-def test_forty_made_up_contradictions_never_agree(place):
-    slow = made("speedup", 0.9 - 0.02 * place, 0.88 - 0.02 * place, 0.93)
-    lower = made("average", 60 + place / 2, 59.5 + place / 2, 60.5 + place / 2)
-    rates = {"slow": 1.0, "fast": 2.0 + place}
+def test_made_up_contradictions_never_agree():
+    slow, lower, rates = made("speedup", 0.9, 0.88, 0.93), made("average", 60, 59.5, 60.5), {"slow": 1.0, "fast": 2.0}
     rows = [made("rate", rate, 0.95 * rate, 1.05 * rate, variant=name) for name, rate in rates.items()]
     rows += [slow, lower, made("average", 70.0, 69.5, 70.5, variant="baseline")]
     wrong = [

@@ -112,14 +112,11 @@ FIDELITY = closeness(LLAMA, "baseline", 0.1)
         (json.dumps(FIDELITY), "is a fidelity record, but this artifact reads it as one of its scores"),
     ],
 )
-def test_a_damaged_or_foreign_record_is_named(tmp_path, content, message):
+def test_a_damaged_a_foreign_and_a_second_record_are_named(tmp_path, content, message):
     (tmp_path / "0.json").write_text(content)
     with pytest.raises(UserError, match=message) as error:
         read_records({"scores": [tmp_path / "0.json"]})
     assert "0.json" in str(error.value)
-
-
-def test_two_records_of_one_cell_are_refused(tmp_path):
     with pytest.raises(UserError, match="second measurement of fidelity"):
         read_records({"fidelity": saved(tmp_path, [FIDELITY] * 2)})
 

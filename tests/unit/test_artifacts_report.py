@@ -84,11 +84,6 @@ def test_the_verdict_is_visible_in_a_wide_and_a_narrow_window(page, tmp_path, wi
     assert 0 < left < right <= window and whole <= window
 
 
-def test_a_folder_without_results_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="nothing is made yet"):
-        write_report(tmp_path, tmp_path / "a", tmp_path / "b")
-
-
 @pytest.mark.parametrize(
     ("turns", "start", "said"),
     [
@@ -99,6 +94,8 @@ def test_a_folder_without_results_is_one_sentence(tmp_path):
     ],
 )
 def test_the_demo_needs_no_turns_and_no_start_for_its_report(tmp_path, capsys, turns, start, said):
+    with pytest.raises(UserError, match="nothing is made yet"):
+        write_report(tmp_path, tmp_path / "a", tmp_path / "b")
     config = scale("local")
     config["serving"]["in_turns"] = turns > 1
     places = {"fidelity": "fidelity", "serving": "serving/answer"}

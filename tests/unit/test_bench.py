@@ -1,18 +1,16 @@
 """`make bench` at tiny sizes, with real engines."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from tests.programs import ROOT
+from tests.programs import run
 
 
 @pytest.mark.thorough
 def test_serving_in_pairs_of_engines(tmp_path):
     words = ["--profile", "smoke", "--points", "batch-2k", "decode", "--layers", "4", "--threads", "1", "--pairs", "1"]
-    command = [sys.executable, "performance/bench.py", "--output", tmp_path / "serving.json", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = run(sys.executable, "performance/bench.py", "--output", tmp_path / "serving.json", *words)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((tmp_path / "serving.json").read_text())
     rows = {(row["point"], row["batch"]): row for row in result["rows"]}

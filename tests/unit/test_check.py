@@ -91,12 +91,9 @@ def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_job_without_a_time_limit_is_taken(cluster):
-    assert slurm.verdict(jobs(("pack", CPU_JOB | {"runtime": None})), SETTINGS) == ([], [])
-
-
-def test_a_time_limit_that_slurm_enforces_is_one_problem(cluster, monkeypatch):
+def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluster, monkeypatch):
     monkeypatch.setenv("ENFORCED", "1")
+    assert slurm.verdict(jobs(("pack", CPU_JOB | {"runtime": None})), SETTINGS) == ([], [])
     (sentence,), _ = slurm.verdict(jobs(("distill", GPU_JOB | {"runtime": 2880})), SETTINGS)
     assert "SLURM says" in sentence and "longest_runtime" in sentence
 
@@ -117,14 +114,6 @@ def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch
     monkeypatch.setenv("PATH", str(install(cluster / "fewer", sbatch=None, scontrol=None)))
     with pytest.raises(UserError, match="^sbatch, scontrol not found"):
         slurm.controller()
-
-
-def test_all_problems_at_the_start_are_said(cluster):
-    wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"constraint": "nvlink"}, CPU_JOB]
-    planned = jobs(*(("distill", resources) for resources in wrong))
-    for cuda, problems in (("13.0", 2), ("None", 3)):
-        profile = Profile(cluster, slurm=SETTINGS, directory=cluster, python=("bash", "-c", f"echo {cuda}"))
-        assert len(problems_at_start(profile, planned)) == problems
 
 
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
@@ -178,6 +167,8 @@ def checked(*items):
 
 
 def test_an_accessible_model_tells_its_size(api):
+    for absent in (MODEL, Download("data set", "swiftkv-check/absent")):
+        assert not in_cache(replace(absent, hub="swiftkv-check/absent"))
     api.gated = "manual"
     said, failures, missing = checked(MODEL)
     assert "accessible, 2.0 GB to be downloaded" in said and missing == 2 * 10**9 and not failures
@@ -233,11 +224,6 @@ def test_a_silent_hub_is_asked_once_and_is_one_failure(api, monkeypatch, setting
     assert words in sentence and "local cache: org/name, org/other;" in sentence and api.asked == asked and not missing
     api.cached = True
     assert "in the local cache" in checked(MODEL)[0]
-
-
-def test_what_is_not_in_the_cache_is_not_taken_for_cached():
-    assert not in_cache(Download("model", "swiftkv-check/absent", files=tuple(MODEL_FILES)))
-    assert not in_cache(Download("data set", "swiftkv-check/absent"))
 
 
 def test_the_sources_of_planned_jobs():

@@ -15,7 +15,6 @@ from tests.programs import ROOT, run
 from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
 from swiftkv.distill.step import make_step
-from swiftkv.errors import UserError
 
 GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
 IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
@@ -137,13 +136,6 @@ def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypat
     assert begun == list(gpu_checks.CHECKS) and sum(check.seconds for check in gpu_checks.CHECKS.values()) < 15 * 60
 
 
-def test_choosing_checks():
-    assert [check.number for check in check_gpu.selected("3,1")] == [3, 1]
-    assert len(check_gpu.selected(None)) == len(gpu_checks.CHECKS)
-    with pytest.raises(UserError, match="'12'"):
-        check_gpu.selected("1,12")
-
-
 @pytest.mark.thorough
 def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
     with zipfile.ZipFile(tmp_path / "small-1.0-py3-none-any.whl", "w") as wheel:
@@ -172,9 +164,3 @@ def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
     )
     assert "1 of 1 checks passed" in checked.stdout, checked.stdout + checked.stderr
     assert (tmp_path / "pack/site/small.py").exists() and not list((tmp_path / "pack/site").glob("torch*"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu(tmp_path):
-    with pytest.raises(SystemExit, match="no GPU"):
-        check_gpu.main(["--output", str(tmp_path)])

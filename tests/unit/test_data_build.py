@@ -61,13 +61,17 @@ def test_the_first_chats_after_the_shuffle_are_held_out_and_the_others_keep_thei
     assert (record["train"], record["held_out"], heldout["chats"]) == (45, 5, 5)
 
 
-def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out(tmp_path):
+def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out_or_is_refused(tmp_path):
     first = sums(tmp_path, 40)
     again = sums(tmp_path, 45, name="again", limit=45)  # the same forty chats under another name, and five more
     train, held, record, _ = build(tmp_path, [first, again], heldout=10, heldout_sources=[first])
     texts = [chat["messages"][0]["content"] for chat in train]
     assert len(texts) == 85 - 20 and not {chat["messages"][0]["content"] for chat in held} & set(texts)
     assert [source["held_out"] for source in record["sources"]] == [10, 10] and record["held_out"] == 20
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(UserError, match="every chat of the data is held out"):
+        build(tmp_path, [sums(tmp_path, 2, name="small")], heldout=39, heldout_sources=[first], seed=3)
+    assert not (tmp_path / "train.jsonl").exists()
 
 
 def test_every_chat_is_kept_unless_sources_ask_for_distinct_ones(tmp_path):
@@ -79,13 +83,6 @@ def test_every_chat_is_kept_unless_sources_ask_for_distinct_ones(tmp_path):
         found = build(tmp_path, mix, heldout=1)[2]["sources"]
         counts = [sum(one[key] for one in found) for key in ("chats", "repeated", "empty")]
         assert counts == [kept, 12 - kept, 4]
-
-
-def test_a_mix_that_is_all_held_out_is_refused(tmp_path):
-    big, small = sums(tmp_path, 9), sums(tmp_path, 2, name="small")
-    with pytest.raises(UserError, match="every chat of the data is held out"):
-        build(tmp_path, [small], heldout=8, heldout_sources=[big], seed=3)
-    assert not (tmp_path / "train.jsonl").exists()
 
 
 def test_whole_chats_and_gzip(tmp_path):

@@ -1,6 +1,7 @@
 """Recipe, losses, the step, attention over packed rows, and when a training saves its state and stops, in this process."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,14 +192,7 @@ def test_logits_of_the_assistants_tokens_only(loss):
 @pytest.fixture
 def time(monkeypatch):
     """A clock that stands still until it is moved."""
-
-    class Time:
-        now = 1000.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-    time = Time()
+    time = SimpleNamespace(now=1000.0, monotonic=lambda: time.now)
     monkeypatch.setattr(module, "time", time)
     return time
 
@@ -234,10 +228,8 @@ def test_states_take_at_most_a_part_of_the_time(time):
         saved = run(time, Clock(20), 60, save, steps=1000)
         between = [after - save - before for before, after in zip(saved, saved[1:], strict=False)]
         assert pause < min(between) <= max(between) <= pause + 60
-
-
-def test_an_earlier_attempt_has_told_how_long_a_state_takes(time):
-    """Without it a job of two hours would not find out before its end, as its first state is its last."""
+    # Unless an earlier attempt has told, a job of two hours would not find out before its end, as its first state is its last.
+    time.now = 1000.0
     clock = Clock(240, 1000.0, 120, took=1500)
     assert run(time, clock, 60, 1500)[-1] <= 120 * 60 and clock.took == 1500
 

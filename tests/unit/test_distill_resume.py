@@ -14,7 +14,8 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
+from tests.programs import ROOT, environment
+from tests.unit.distill_helpers import assert_alike, command, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
 from pipeline.training import gpus_of

@@ -16,10 +16,9 @@ from tests.unit.distill_helpers import (
     command,
     log,
     mean_loss,
+    packed_stage,
     plain_adamw,
     run,
-    settings,
-    stage,
     tensors,
     train,
 )
@@ -133,13 +132,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
         shutil.copy(inputs / name, tmp_path)
     recipe = {"max_steps": 4} | changes
     train(tmp_path, tmp_path / "online", recipe=recipe)
-    words = {
-        "--model-source": tmp_path / "source.json",
-        "--recipe": settings(Teaching, recipe),
-        "--data": tmp_path / "packed.safetensors",
-        "--output": tmp_path / "states.safetensors",
-    }
-    made = run([*stage("teacher_states", words), "--layers", "5", "2", "3"])
+    made = run(packed_stage("teacher_states", tmp_path, Teaching, tmp_path / "states.safetensors", [5, 2, 3], **recipe))
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     stored, online = ([row["loss"] for row in log(tmp_path / folder)] for folder in ("stored", "online"))

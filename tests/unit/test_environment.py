@@ -1,6 +1,5 @@
 """The locked environments are consistent, and what installs them refuses a machine they cannot work on."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.programs import ROOT, write_program
+from tests.programs import ROOT, run, write_program
 
 ENVS = ROOT / "envs"
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)")
@@ -93,22 +92,20 @@ NO_HEADERS = 'case "$2" in *platform*) echo 3.13.1;; *Python.h*) exit 1;; esac'
     ],
 )
 def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, named):
-    run = setup_gpu(tmp_path, replaced)
-    assert run.returncode == 1 and run.stderr.startswith("error: ") and run.stderr.count("\n") == 1, run.stderr
-    assert named in run.stderr and not (tmp_path / ".venv").exists()
+    ended = setup_gpu(tmp_path, replaced)
+    assert ended.returncode == 1 and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1, ended.stderr
+    assert named in ended.stderr and not (tmp_path / ".venv").exists()
 
 
-def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/kind").write_text("gpu\n")
-    assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
-
-
-def test_what_a_link_leads_to_is_not_emptied(tmp_path):
-    (tmp_path / "shared").mkdir()
-    (tmp_path / ".venv").symlink_to(tmp_path / "shared")
-    run = setup_gpu(tmp_path, {})
-    assert run.returncode == 1 and run.stderr.startswith("error: .venv is a link")
+@pytest.mark.parametrize(
+    ("place", "said"), [(".venv", "there is no NVIDIA driver"), ("shared", "error: .venv is a link")]
+)
+def test_setup_keeps_the_kind_of_environment_that_is_there_and_empties_no_link(tmp_path, place, said):
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "kind").write_text("gpu\n")
+    if place != ".venv":
+        (tmp_path / ".venv").symlink_to(tmp_path / place)
+    assert said in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
 @pytest.mark.parametrize(("version", "named"), [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])
@@ -117,6 +114,5 @@ def test_the_check_of_an_environment_notices_another_version_and_a_torch_for_the
     (tmp_path / "gpu.lock").write_text(f"pytest=={version}\n")
     script = f'[ "$*" != "-m pip --disable-pip-version-check check" ] || exit 0\nexec {sys.executable} "$@"'
     python = write_program(tmp_path / "python", script)
-    environment = os.environ | {"PIP_FIND_LINKS": "/wherever"}
-    run = subprocess.run(["bash", tmp_path / "check.sh", python], capture_output=True, text=True, env=environment)
-    assert run.returncode == 1 and named in run.stderr, run.stderr
+    ended = run("bash", tmp_path / "check.sh", python, PIP_FIND_LINKS="/wherever")
+    assert ended.returncode == 1 and named in ended.stderr, ended.stderr

@@ -5,7 +5,6 @@ Imports inside functions count. Those for annotations alone do not: what is anno
 
 import ast
 
-import pytest
 from tests.programs import ROOT
 
 # From the ground up, what lies directly below src/swiftkv, the method, and workflow/pipeline, which builds on it.
@@ -51,12 +50,8 @@ def package(module):
     return module.removeprefix("swiftkv.").removeprefix("pipeline.").partition(".")[0]
 
 
-@pytest.fixture(scope="module")
-def graph():
-    return {module: imported(module, path.read_text(encoding="utf-8")) for module, path in FILES.items()}
-
-
-def test_packages_import_from_lower_floors_only(graph):
+def test_packages_import_from_lower_floors_only():
+    graph = {module: imported(module, path.read_text(encoding="utf-8")) for module, path in FILES.items()}
     floors = {package: floor for floor, packages in enumerate(FLOORS) for package in packages.split()}
     assert {package(module) for module in FILES} == floors.keys(), "each package has its place"
     arrows = [

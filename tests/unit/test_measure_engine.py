@@ -1,25 +1,16 @@
 """What vLLM ran, and why it failed, is read from what it prints."""
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.measure import engine
 from pipeline.measure.engine import EngineFailure, OutOfMemory, failure, observed
 
-# Printed by vLLM 0.32.0 on a CPU; long fields cut out.
-CPU_LOG = """\
-(MainProcess pid=11) INFO 11-21 06:34:45 [model.py:733] Resolved architecture: LlamaForCausalLM
-(MainProcess pid=11) WARNING 11-21 06:34:45 [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup.
-(EngineCore pid=12) INFO 11-21 06:34:55 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='MODEL', speculative_config=None, tokenizer='MODEL', dtype=torch.bfloat16, max_seq_len=128, load_format=auto, tensor_parallel_size=1, quantization=None, quantization_config=None, enforce_eager=True, kv_cache_dtype=auto, device_config=cpu, seed=0, served_model_name=MODEL, enable_prefix_caching=False, enable_chunked_prefill=True, pooler_config=None, compilation_config={'mode': <CompilationMode.NONE: 0>, 'backend': 'inductor', 'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'cudagraph_num_of_warmups': 0}
-(EngineCore pid=12) INFO 11-21 06:35:05 [cpu_worker.py:260] Explicitly set (0.02/19.34) GiB for KV cache on node 0.
-(EngineCore pid=12) INFO 11-21 06:35:05 [kv_cache_utils.py:2327] CPU KV cache size: 19,456 tokens, Maximum concurrency for 128 tokens per request: 152.00x
-"""  # noqa: E501
-CUDA_LOG = """\
-(EngineCore pid=2) INFO 08-25 14:58:33 [core.py:133] Initializing a V1 LLM engine (v0.26.0) with config: model='MODEL', dtype=torch.bfloat16, quantization=fp8, enforce_eager=False, kv_cache_dtype=fp8, device_config=cuda, enable_prefix_caching=False, enable_chunked_prefill=True, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>, 'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, 'cudagraph_num_of_warmups': 1}
-(EngineCore pid=2) INFO 08-25 14:58:34 [cuda.py:482] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN'].
-(EngineCore pid=2) INFO 08-25 14:58:34 [flash_attn.py:776] Using FlashAttention version 3
-(EngineCore pid=2) INFO 08-25 14:58:50 [gpu_worker.py:760] Available KV cache memory: 54.31 GiB
-(EngineCore pid=2) INFO 08-25 14:58:50 [kv_cache_utils.py:2327] GPU KV cache size: 1,234,567 tokens, Maximum concurrency for 163,840 tokens per request: 7.54x
-"""  # noqa: E501
+# Printed by vLLM 0.32.0 on a CPU and by 0.26.0 on a GPU; long fields cut out.
+CPU_LOG, CUDA_LOG = (
+    Path(__file__).with_name("logs").joinpath(f"vllm-{kind}.log").read_text() for kind in ("cpu", "cuda")
+)
 FAST = "INFO 11-21 [settings.py:61] SwiftKV: layers 14 to 29 read 16 KV cache(s) made from layer 14's input; {}\n"
 
 

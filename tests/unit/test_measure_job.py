@@ -170,17 +170,13 @@ def ended(scale, asked, at, *names, **changes):
     asked.said.clear()
 
 
-def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
+def test_a_killed_job_loses_nothing_that_is_finished_and_a_finished_one_measures_anew(scale, asked):
     ended(scale, asked, ("throughput", 100), "long", "short")
     records = scale.run("long", "short")
     # The engine is that of an undisturbed job.
     assert asked.said == [(START, 3200), ("throughput", 100), ("throughput", 100)]
     assert records["long"]["status"] == records["short"]["status"] == "ok"
-
-
-def test_a_finished_job_measures_anew(scale, asked):
-    scale.run("short", "long")
-    scale.run("short", "long")  # its records were deleted, or it is forced
+    scale.run("long", "short")  # its records were deleted, or it is forced
     assert asked.starts() == [3200, 3200]
 
 

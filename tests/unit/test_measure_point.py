@@ -31,6 +31,12 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
     assert asked.recorded["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert asked.warm_up | {"seed": 0} == {"do": "throughput", "prompts": 1, "seed": 0, "input": 2000, "output": 8}
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(words)
+    # A point may be compiled where others are not.
+    ngram = {"method": "ngram", "num_speculative_tokens": 5}
+    asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
+    words = command(subject(tmp_path / "m"), asked)
+    assert words[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"] and "--enforce-eager" not in words
+    assert json.loads(option(words, "--speculative-config")) == ngram
 
 
 def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
@@ -48,15 +54,6 @@ def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
     assert option(words(kv_cache="fp8"), "--kv-cache-dtype") == "fp8"
     assert option(words(weights="dummy"), "--load-format") == "dummy"
     assert option(words(quantization="fp8"), "--quantization") == "fp8"
-
-
-def test_a_point_may_be_compiled_where_others_are_not(tmp_path):
-    ngram = {"method": "ngram", "num_speculative_tokens": 5}
-    asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
-    words = command(subject(tmp_path / "m"), asked)
-    assert not asked.engine["enforce_eager"] and "--enforce-eager" not in words
-    assert words[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
-    assert json.loads(option(words, "--speculative-config")) == ngram
 
 
 @pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])

@@ -1,6 +1,7 @@
 """Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, write
 from tests.unit.distill_helpers import ROOT, tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -120,11 +121,6 @@ def edit_tensors(folder: Path, change) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def shorten(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
 Q5, K4 = "model.layers.5.self_attn.q_proj_swiftkv.weight", "model.layers.4.self_attn.k_proj_swiftkv.weight"
 UPPER = "model.layers.4.self_attn.v_proj.weight"
 DAMAGES = {
@@ -141,7 +137,7 @@ DAMAGES = {
     "wrong group": (lambda f: edit_config(f, key_value_group_size=3), f"holds the tensor {K4}"),
     "l too small": (lambda f: edit_config(f, num_key_value_layers=2), "no tensor model.layers.2.self_attn.k_proj_s"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
-    "cut weights": (shorten, "model.safetensors is damaged or cut short"),
+    "cut weights": (lambda f: os.truncate(f / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
     "lost tensor": (lambda f: edit_tensors(f, lambda t: t.pop(Q5)), f"no tensor {Q5}"),
     "lost head": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), "no tensor lm_head.weight"),
     "lost one teacher tensor": (lambda f: edit_tensors(f, lambda t: t.pop(UPPER)), f"no tensor {UPPER}"),
@@ -209,22 +205,6 @@ def test_the_python_of_the_readme_runs(tiny_teacher, tiny_swiftkv, tmp_path, mon
     assert load_swiftkv("rewired").config.num_key_value_layers == 3
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_our_model_of_their_configuration_has_their_tensors(name, tmp_path):
-    published = CHECKPOINTS[name]
-    (tmp_path / "config.json").write_text(json.dumps(published.config))
-    config = AutoConfig.from_pretrained(tmp_path)
-    layers = published.config["num_hidden_layers"]
-    assert SwiftKVSpec.from_config(config) == SwiftKVSpec(layers, layers // 2)
-    with torch.device("meta"):
-        ours = {name: tuple(t.shape) for name, t in AutoModelForCausalLM.from_config(config).state_dict().items()}
-    assert ours == {
-        name: tuple(t.shape)
-        for name, t in tensors(published.config, published.dtype).items()
-        if not name.endswith("_scale")
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "teacher_qkv", "group"), [*((name, True, 1) for name in CHECKPOINTS), ("8B", True, 2), ("8B", False, 2)]
 )
@@ -234,6 +214,7 @@ def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_
     weights = random_like(tensors(config, published.dtype, teacher_qkv))
     folder = write(tmp_path / "published", config, weights, files=3)
     model = load_swiftkv(folder, published.dtype)
+    assert model.spec == SwiftKVSpec(6, 3, group)
     with torch.no_grad():
         assert model(tokens).logits.isfinite().all()
     save_swiftkv(model, tmp_path / "ours")

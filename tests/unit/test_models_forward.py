@@ -100,17 +100,13 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
         assert sizes == {(2, 1, 24, LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"])}
 
 
-def test_generate_with_and_without_cache(architecture, tiny_swiftkv, tokens):
+def test_generate_with_and_without_cache_and_with_left_padding(architecture, tiny_swiftkv, tokens):
     model = tiny_swiftkv(architecture, 2, 3)
     cached, plain = (
         model.generate(tokens, max_new_tokens=10, do_sample=False, num_beams=2, use_cache=use_cache)
         for use_cache in (True, False)
     )
     assert cached.shape[1] > tokens.shape[1] and torch.equal(cached, plain)
-
-
-def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens[:1]], 1)
     mask = (padded != 0).long()
     rows = torch.cat([padded, torch.cat([tokens[1:], tokens[1:, :5]], 1)])
@@ -247,9 +243,5 @@ def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     torch.testing.assert_close(torch.stack(rows), expected, **CLOSE)
     # A model that runs all layers for every token is the teacher.
     torch.testing.assert_close(own(ids).logits, teacher(ids).logits, **CLOSE)
-
-
-def test_a_pass_that_does_not_say_which_tokens_run_all_layers_is_refused(ids):
-    own = rewire(tiny_teacher("llama").eval(), SwiftKVSpec(6, 2, own_key_values=True)).eval()
     with pytest.raises(ValueError, match="say which tokens run all layers"):
         own.model(ids)

@@ -28,22 +28,17 @@ def test_start_values(grouped_query, group, tiny_teacher):
 
 
 @torch.no_grad()
-def test_repeated_heads_change_nothing(grouped_query, tiny_teacher, tokens):
+def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, tiny_teacher, tokens):
     teacher = tiny_teacher(grouped_query)
+    randomise_biases(teacher)
+    merged, own = rewire(teacher, SwiftKVSpec(L, 5, 1, 2)), teacher.model.layers[5].self_attn.k_proj
+    found, original = merged.model.layers[5].self_attn.k_proj_swiftkv, dict(own.named_parameters())
+    for kind, values in found.named_parameters():
+        torch.testing.assert_close(values, original[kind].unflatten(0, (2, 2, 8)).mean(1).flatten(0, 1))
     model = rewire(teacher, SwiftKVSpec(L, 2, 2, 8))
     assert model.model.layers[2].self_attn.k_proj_swiftkv.weight.shape == (64, 64)
     expected = rewire(teacher, SwiftKVSpec(L, 2, 2))(tokens).logits
     torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
-
-
-def test_merged_heads_are_means(tiny_teacher):
-    teacher = tiny_teacher("qwen2")
-    randomise_biases(teacher)
-    added = rewire(teacher, SwiftKVSpec(L, 5, 1, 2)).swiftkv_parameters()
-    weight, bias = (teacher.get_parameter(f"model.layers.5.self_attn.k_proj.{kind}") for kind in ("weight", "bias"))
-    name = "model.layers.5.self_attn.k_proj_swiftkv."
-    torch.testing.assert_close(added[name + "weight"][:8], (weight[:8] + weight[8:16]) / 2)
-    torch.testing.assert_close(added[name + "bias"][8:], (bias[16:24] + bias[24:]) / 2)
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -71,13 +66,10 @@ def test_unsupported_architecture():
     ("spec", "prefill", "cache"),
     [  # paper, Sec. 4 and Appendix C.1: Llama-3.1-8B has 32 layers and 8 KV heads
         (SwiftKVSpec(32, 16), 0.5, 0.0),
-        (SwiftKVSpec(32, 16, 4), 0.5, 0.375),
         (SwiftKVSpec(32, 16, 16), 0.5, 0.46875),
         (SwiftKVSpec(32, 16, 1, 2), 0.5, 0.375),
-        (SwiftKVSpec(32, 32), 0.0, 0.0),
         (SwiftKVSpec(32, 12, 8), 0.625, 0.53125),  # the last group is of 4
         (SwiftKVSpec(32, 16, 16, 32), 0.5, 0.375),
-        (SwiftKVSpec(32, 12, 4), 0.625, 0.46875),
     ],
 )
 def test_reductions(spec, prefill, cache):

@@ -98,7 +98,7 @@ def test_l_equal_to_all_layers_and_the_teacher_within_are_the_teacher(folders, t
     assert torch.equal(model(tokens).logits, expected)
 
 
-def test_new_projections_start_as_what_the_fp8_ones_stand_for(folders):
+def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_rounded(folders, student_folder):
     teacher = load_base(folders / "fp8", torch.float32)
     model, stored = rewire(teacher, SPEC), load_file(folders / "rounded/model.safetensors")
     names = [f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (3, 4)]
@@ -106,11 +106,8 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for(folders):
     torch.testing.assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
     query = model.model.layers[5].self_attn.q_proj_swiftkv.weight
     assert torch.equal(query, stored["model.layers.5.self_attn.q_proj.weight"])
-    assert {p.dtype for p in model.swiftkv_parameters().values()} == {torch.float32}
-
-
-def test_new_projections_are_saved_rounded(folders, student_folder):
-    trained = as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)).swiftkv_parameters()
+    trained = as_trained(model).swiftkv_parameters()
+    assert {p.dtype for p in trained.values()} == {torch.float32}
     saved = load_file(student_folder / "model.safetensors")
     for name in (name for name in trained if f"{name}_scale" in saved):
         found = saved[name].float() * saved[f"{name}_scale"]
@@ -174,15 +171,12 @@ def states(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return (torch.randn(2, 3, 7, 16, generator=generator) * spread).to(dtype)
 
 
-def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
+def test_values_are_fp8_with_one_scale_a_token_over_all_heads_and_finite():
     values, scale = quantize_states(states(), (1, 3))
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     assert values.shape == (2, 3, 7, 16) and scale.shape == (2, 1, 7, 1)
     assert (values.float().abs().amax(dim=(1, 3)) == 448).all()
     assert torch.equal(round_trip(states()), values.float() * scale)
-
-
-def test_zeros_and_denormals_stay_finite():
     exact = torch.zeros(1, 2, 3, 4)
     exact[0, 0, 1, 0] = 1e-42
     back = round_trip(exact)
@@ -198,12 +192,8 @@ def logits(model, tokens, kv_cache: str, pieces: tuple[int, ...]) -> torch.Tenso
         )
 
 
-def models(tiny_teacher, tiny_swiftkv, architecture):
-    return [tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2)]
-
-
 def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
-    for model in models(tiny_teacher, tiny_swiftkv, architecture):
+    for model in tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2):
         model.double()  # float32 sums in another order would tip a few values to the next FP8 number
         model.set_experts_implementation("eager")  # torch's grouped product has no float64
         full = logits(model, tokens, "fp8", (24,))

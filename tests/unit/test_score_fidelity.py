@@ -147,7 +147,10 @@ def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
     assert "warning: keys of up to 1" in capsys.readouterr().out
 
 
-def test_too_few_gpus_are_one_sentence(place, full_gpus):
+def test_too_few_gpus_are_one_sentence(place, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in ("transformers.integrations.accelerate", "accelerate.utils.modeling"):
+        monkeypatch.setattr(f"{module}.get_max_memory", lambda *_: {"cpu": 2**40})
     source, chats, _, output = place
     with pytest.raises(UserError, match="all of it is left over.*raise gpus.score"):
         measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, output)

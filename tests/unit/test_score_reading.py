@@ -134,18 +134,6 @@ def numbers(variant, bits, sha256="same"):
     return Record("reading", model, variant, result=result, provenance={"hardware": {"cores": 2}})
 
 
-def test_what_is_kept_is_a_ratio_of_sums_and_the_unchanged_model_keeps_all_of_it():
-    rows = measured([numbers("copied", [6.0, 4.0, 10.0])]).set_index(["metric", "at"])
-    assert rows.loc[("kept", 6), ["value", "low", "high"]].tolist() == [1, 1, 1]
-    assert rows.loc[("kept", 4), "value"] == (4 + 4 + 0) / (8 + 4 + 4)
-    assert rows.loc[("own_gain", 4), "value"] == (5 + 5 + 1) / 16
-    assert rows.loc[("reading_kl", 4), "value"] == 4 / 4
-    assert (
-        rows.loc[("kept", 4), "low"] < 0.5 < rows.loc[("kept", 4), "high"]
-        and rows.loc[("induction_head", 1), "value"] == 0.5
-    )
-
-
 def test_differences_are_paired_by_item():
     """Each answer takes one bit less: the same share of any sample of items, unlike either share itself."""
     first, second = numbers("fitted", [5.0, 3.0, 9.0]), numbers("copied", [6.0, 4.0, 10.0])

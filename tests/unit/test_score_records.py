@@ -149,12 +149,6 @@ def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     assert examples[0] != examples[1] == pytest.approx(examples[0], rel=0.1)
 
 
-def test_questions_that_are_not_fetched_are_one_sentence(source):
-    with pytest.raises(UserError, match="fetched to"):
-        score(source, "winogrande", TASKS["winogrande"] | {"source": None})
-    assert not (source.parent / "out.json").exists()
-
-
 GSM8K = TASKS["gsm8k"]
 
 
@@ -165,12 +159,14 @@ def test_a_task_that_samples_is_refused(settings):
         check_task("t", settings)
 
 
-def test_scoring_with_vllm_says_what_it_lacks(source, tmp_path):
+def test_scoring_says_what_it_lacks(source, tmp_path):
     # Asked first, while no other model holds the memory.
     tasks = {"transformers": GSM8K, "vllm": GSM8K | {"engine": {"gpus": 0}}}
     outputs = [tmp_path / f"{name}.json" for name in tasks]
     with pytest.raises(UserError, match="needs --engine-log"):
         measure_scores(source, None, "baseline", None, "auto", tasks, 0, outputs)
+    with pytest.raises(UserError, match="fetched to"):
+        measure_scores(source, None, "v", None, "auto", {"t": GSM8K | {"source": None}}, 0, outputs[:1])
     assert not any(output.exists() for output in outputs)
 
 
@@ -195,7 +191,7 @@ def fetched(tmp_path, monkeypatch) -> Path:
     return tmp_path / "winogrande"
 
 
-def test_they_are_scored_offline(fetched, source, tmp_path, monkeypatch):
+def test_they_are_scored_offline_unless_they_were_damaged(fetched, source, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
     measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=[output], fetched=[fetched])
@@ -204,9 +200,6 @@ def test_they_are_scored_offline(fetched, source, tmp_path, monkeypatch):
     assert (record["result"]["n"], record["result"]["n_total"]) == (3, 9)
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
-
-
-def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched):
     os.truncate(fetched / "000/validation/data-00000-of-00001.arrow", 300)
     with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
         build_benchmark(WINOGRANDE, 3, fetched)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tests.conftest import randomise_biases, tiny_teacher
-from tests.unit.distill_helpers import RECIPE, command, log, make_inputs, run, settings, stage, train
+from tests.unit.distill_helpers import RECIPE, command, log, make_inputs, packed_stage, run, train
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
@@ -142,13 +142,7 @@ def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes,
 
 
 def test_two_ranks_gather_the_same_bits(inputs, tmp_path):
-    words = {
-        "--model-source": inputs / "source.json",
-        "--recipe": settings(Fitting),
-        "--data": inputs / "packed.safetensors",
-    }
-    layers = ["1", "2", "3", "4", "5"]
-    done = run([*stage("moments", words | {"--output": tmp_path / "ranks"}, ranks=2), "--layers", *layers])
+    done = run(packed_stage("moments", inputs, Fitting, tmp_path / "ranks", [1, 2, 3, 4, 5], ranks=2))
     assert done.returncode == 0, done.stderr
     with (
         safe_open(inputs / "moments.safetensors", "pt") as expected,
@@ -232,20 +226,13 @@ def scores(query, key, inputs, shared):
     return torch.einsum("qhd,khd->hqk", turn(query, torch.full((9,), 11.0)), key)
 
 
-def test_what_cannot_be_fitted_is_one_sentence(inputs):
+def test_what_cannot_be_fitted_is_one_sentence():
     _, _, sums = gathered()
     with pytest.raises(UserError, match="do not determine a fit"):
         regression(torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64), 0.0, 2)
     sums.tokens = 40
     with pytest.raises(UserError, match="40 tokens"):
         sums.fits(1e-4)
-    for architecture, spec, said in (
-        ("llama", SwiftKVSpec(L, 2, 1, 2), "own number of key/value heads"),
-        ("qwen3", SwiftKVSpec(L, 2), "normalized"),
-        ("deepseek_v2", SwiftKVSpec(L, 2, 2), "no AcrossKV groups"),
-    ):
-        with pytest.raises(UserError, match=said):
-            fitted_values(tiny_teacher(architecture), spec, Moments.read(inputs / "moments.safetensors", 2))
 
 
 def test_training_starts_from_the_fit_and_needs_its_moments(inputs, finished, tmp_path):

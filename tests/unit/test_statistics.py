@@ -27,19 +27,12 @@ def coverage(interval, truth, trials=2000):
     return held / trials
 
 
-def test_paired_differences_are_those_of_scipy_and_cover():
+def test_paired_differences_are_those_of_scipy():
     random = np.random.default_rng(1)
     first, second = random.normal(1, 1, 40), random.normal(0, 1, 40)
     found = paired_difference(first.tolist(), second.tolist())
     low, high = stats.ttest_rel(first, second).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-
-    def trial(random):
-        hard = random.random(40)  # questions differ in difficulty, which both models share
-        answers = [(random.random(40) < hard * skill).astype(float).tolist() for skill in (0.9, 0.6)]
-        return paired_difference(*answers)
-
-    assert 0.925 < coverage(trial, 0.5 * 0.3) < 0.975
 
 
 def test_questions_that_all_come_out_alike_leave_an_interval():
@@ -56,20 +49,13 @@ def test_turns_cover_the_ratio_of_times():
     assert 0.925 < coverage(trial, 1.5) < 0.975
 
 
-def test_repeats_are_judged_as_welch_does_and_cover():
-    baseline, own = [4.6, 4.7, 4.9], [4.0, 3.6, 3.9, 3.8]
-    low, high = stats.ttest_ind(np.log(baseline), np.log(own), equal_var=False).confidence_interval(0.95)
-    found = ratio_of_repeats(baseline, own)
-    assert (found.low, found.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
-    assert ratio_of_repeats([4.0], [2.0]) == (pytest.approx(2.0), None, None, None)
-
+def test_repeats_cover_the_ratio_of_times():
     def trial(random):
         return ratio_of_repeats(*(np.exp(random.normal(mean, 0.1, 5)).tolist() for mean in (math.log(3), math.log(2))))
 
     assert 0.925 < coverage(trial, 1.5) < 0.98
-
-
-def test_times_measured_once_have_no_interval():
+    # Of what is measured once there is no interval.
+    assert ratio_of_repeats([4.0], [2.0]) == (pytest.approx(2.0), None, None, None)
     assert of_turns([2.0])[1:] == ratio_of_turns([2.0], [1.0])[1:] == (None, None, None)
     assert estimate(1.0, None).low is None
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.programs import ROOT
-from tests.unit.distill_helpers import GOLDEN, STAGE, command, environment, log, make_inputs
+from tests.programs import run
+from tests.unit.distill_helpers import GOLDEN, STAGE, command, log, make_inputs
 
 from swiftkv.errors import command_line
 
@@ -33,8 +33,7 @@ def test_writing_text(tmp_path):
     words = [*STAGE, "corpus", f"--sources={json.dumps(source)}", "--seed=0", f"--heldout={heldout}"]
     words += [f"--output={disk / 'train'}", f"--record={disk / 'source'}"]
     script = 'mount -t tmpfs -o size=32k none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
-    command = [*UNSHARE, "sh", "-c", script, str(disk), sys.executable, *words]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = run(*UNSHARE, "sh", "-c", script, disk, sys.executable, *words)
     assert ended.returncode == 1 and "error: the disk is full" in ended.stderr and "Traceback" not in ended.stderr
     assert not [line for line in ended.stderr.splitlines() if line.endswith(("/train", "/source"))]
 
@@ -59,9 +58,7 @@ def test_saving_a_state_of_a_training(tmp_path):
         'mount -t tmpfs -o size=700k none "$0" && "$@"; echo "status $?" >&2; find "$0" -name "*.part" >&2; '
         'mount -o remount,size=8m "$0" && "$@"'
     )
-    done = subprocess.run(
-        [*UNSHARE, "sh", "-c", script, str(disk), *words], env=environment(), capture_output=True, text=True
-    )
+    done = run(*UNSHARE, "sh", "-c", script, disk, *words)
     assert done.returncode == 0, done.stderr
     before, after = done.stderr.split("status 1\n")
     assert "error: the disk is full" in before and "Traceback" not in before

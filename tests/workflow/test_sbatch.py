@@ -74,19 +74,15 @@ def controller(folder, profile, *arguments):
     return ended, taken
 
 
-def submitted(folder, profile):
-    """The sbatch lines of every target, sorted, without what differs from run to run."""
-    _, taken = controller(folder, profile)
+@pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
+def test_paper_scale_asks_as_before(tmp_path, site):
+    """But for what differs from run to run."""
+    _, taken = controller(tmp_path, ROOT / "profiles" / site)
     lines = []
     for line in taken.read_text().splitlines():
         words = [word for word in line.rstrip("\0").split("\0") if not word.startswith("--wrap=")]
         lines.append(re.sub(r"--parsable |--export=ALL |--job-name \S+ |--output \S+ | -D \S+", "", shlex.join(words)))
-    return sorted(lines)
-
-
-@pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
-def test_paper_scale_asks_as_before(tmp_path, site):
-    lines = submitted(tmp_path, ROOT / "profiles" / site)
+    lines.sort()
     assert lines == (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines(), "\n".join(lines)
 
 

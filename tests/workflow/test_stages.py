@@ -31,7 +31,7 @@ def test_every_rule_is_a_stage_and_every_stage_a_rule(rules):
         stage_of("nosuch")
 
 
-def test_a_rule_writes_what_its_stage_says(rules, workflow):
+def test_a_rule_runs_its_stage_where_and_with_what_the_stage_says(rules, workflow):
     results, tasks = workflow.config["pathvars"]["results"], workflow.config["sets"]["tasks"]
     groups = workflow.globals["serving_groups"]()
     for name, rule in rules.items():
@@ -43,23 +43,13 @@ def test_a_rule_writes_what_its_stage_says(rules, workflow):
             of_the_set = tasks[name.removeprefix("score_")]
             expected = {pattern.replace("{task}", task) for pattern in expected for task in of_the_set}
         assert {re.sub(r"\{(\w+),[^}]*\}", r"{\1}", str(output)) for output in rule.output} == expected, name
-
-
-def test_a_rule_runs_its_stage_where_the_stage_says(rules, workflow):
-    for name, rule in rules.items():
-        stage = stage_of(name)
         run = re.search(r"(?:python|\{params.launcher\}) -m pipeline.stages (\w+) ", rule.shellcmd)[1]
         assert STAGES[run].run == stage.run, name
         assert (name in workflow._localrules) == stage.local, name
         asked = {rule.priority, *(value.raw for value in rule.resources.values())}
         asked = {inspect.getclosurevars(function).nonlocals.get("stage") for function in filter(callable, asked)}
         assert asked - {None} == {stage.gpus} - {None}, name
-
-
-def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
-    for name, rule in rules.items():
-        run = STAGES[re.search(r"-m pipeline.stages (\w+) ", rule.shellcmd)[1]]
-        options = inspect.signature(run.function).parameters.values()
+        options = inspect.signature(STAGES[run].function).parameters.values()
         needed = {option.name for option in options if option.default is option.empty}
         assert needed <= {option.replace("-", "_") for option in re.findall(r"--([\w-]+)", rule.shellcmd)}, name
 
