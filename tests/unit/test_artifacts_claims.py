@@ -164,8 +164,11 @@ def test_without_any_number_nothing_is_measured():
     assert {judge(each, nothing).verdict for each in CLAIMS if each.cells} == {UNMEASURED}
 
 
-def test_made_up_contradictions_never_agree():
-    slow, lower, rates = made("speedup", 0.9, 0.88, 0.93), made("average", 60, 59.5, 60.5), {"slow": 1.0, "fast": 2.0}
+@pytest.mark.parametrize("place", range(10))
+def test_forty_made_up_contradictions_never_agree(place):
+    slow = made("speedup", 0.9 - 0.02 * place, 0.88 - 0.02 * place, 0.93)
+    lower = made("average", 60 + place / 2, 59.5 + place / 2, 60.5 + place / 2)
+    rates = {"slow": 1.0, "fast": 2.0 + place}
     rows = [made("rate", rate, 0.95 * rate, 1.05 * rate, variant=name) for name, rate in rates.items()]
     rows += [slow, lower, made("average", 70.0, 69.5, 70.5, variant="baseline")]
     wrong = [

@@ -27,12 +27,19 @@ def coverage(interval, truth, trials=2000):
     return held / trials
 
 
-def test_paired_differences_are_those_of_scipy():
+def test_paired_differences_are_those_of_scipy_and_cover():
     random = np.random.default_rng(1)
     first, second = random.normal(1, 1, 40), random.normal(0, 1, 40)
     found = paired_difference(first.tolist(), second.tolist())
     low, high = stats.ttest_rel(first, second).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+    def trial(random):
+        hard = random.random(40)  # questions differ in difficulty, which both models share
+        answers = [(random.random(40) < hard * skill).astype(float).tolist() for skill in (0.9, 0.6)]
+        return paired_difference(*answers)
+
+    assert 0.925 < coverage(trial, 0.5 * 0.3) < 0.975
 
 
 def test_questions_that_all_come_out_alike_leave_an_interval():
