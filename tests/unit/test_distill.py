@@ -188,6 +188,18 @@ def test_logits_of_the_assistants_tokens_only(loss):
     assert masked < whole(ids, positions, weights)[0]
 
 
+def test_own_key_values_train_with_recomputed_layers_too(architecture):
+    assistant, found = torch.zeros(2, 32), []
+    assistant[:, 15:25] = 1
+    for recomputed in (False, True):
+        settings = recipe(logits_tokens="assistant", gradient_checkpointing=recomputed)
+        step = DistillationStep(tiny_teacher(architecture), SwiftKVSpec(6, 3, own_key_values=True), settings)
+        loss, _ = step(*batch(), assistant_mask=assistant)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in step.student.swiftkv_parameters().values())])
+    torch.testing.assert_close(*found)
+
+
 @pytest.fixture
 def time(monkeypatch):
     """A clock that stands still until it is moved."""

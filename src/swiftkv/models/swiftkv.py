@@ -251,9 +251,8 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             if student and index == self.spec.owner(index):
                 own = self.spec.own_key_values
                 cache = OwnKeyValues(state.full_depth, state.past_key_values) if own else state.past_key_values
-                key_value = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
-                if own:  # the layer runs as the teacher's and puts its own keys and values into `cache`
-                    queries, key_value = replace(queries, past_key_values=cache), None
+                shared = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
+                key_value = cache if own else shared  # own: the layer runs as the teacher's and fills `cache`
             hidden = self._run_layer(index, hidden, queries, key_value)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
 
@@ -292,7 +291,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         return LowerState(hidden, position_ids, tables, masks, past_key_values, arguments, full_depth)
 
     def _run_layer(
-        self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | None = None
+        self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | OwnKeyValues | None = None
     ) -> torch.Tensor:
         arguments = state.arguments if key_value is None else {**state.arguments, "key_value": key_value}
         return self.layers[index](
