@@ -100,13 +100,15 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
         assert sizes == {(2, 1, 24, LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"])}
 
 
-def test_generate_with_and_without_cache(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    cached, plain = (
-        model.generate(tokens, max_new_tokens=10, do_sample=False, num_beams=2, use_cache=use_cache)
-        for use_cache in (True, False)
-    )
-    assert cached.shape[1] > tokens.shape[1] and torch.equal(cached, plain)
+@pytest.mark.parametrize("group", [2, 3])
+def test_generate_with_and_without_cache(architecture, group, tiny_swiftkv, tokens):
+    """By beams, and with drafts from a prompt of repetitions, of which the cache gives up the refused ones."""
+    model = tiny_swiftkv(architecture, 2, group)
+    for prompt, beams, drafts in ((tokens, 2, None), (tokens[:1].repeat(1, 2), 1, 3)):
+        arguments = {"max_new_tokens": 10, "do_sample": False, "num_beams": beams}
+        cached = model.generate(prompt, prompt_lookup_num_tokens=drafts, **arguments)
+        plain = model.generate(prompt, use_cache=False, **arguments)
+        assert cached.shape[1] > prompt.shape[1] and torch.equal(cached, plain)
 
 
 def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import ModelOutput, logging
@@ -254,6 +254,9 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
                 shared = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
                 key_value = cache if own else shared  # own: the layer runs as the teacher's and fills `cache`
             hidden = self._run_layer(index, hidden, queries, key_value)
+        for layer in state.past_key_values.layers if student and state.past_key_values is not None else ():
+            if isinstance(layer, DynamicLayer) and layer.keys is None:  # never filled, but `Cache.crop` cuts all
+                layer.keys = layer.values = hidden.new_empty(1, 1, 0, 1)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
 
     def fill_upper_cache(self, state: LowerState) -> None:
