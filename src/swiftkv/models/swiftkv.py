@@ -262,7 +262,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     def fill_upper_cache(self, state: LowerState) -> None:
         """Add the keys and values of layers l..L-1 to the cache in `state` without running the layers.
 
-        The cache is then bit-equal to the one after `forward_upper` as student (early exit, Appendix E).
+        Without own_key_values it is then bit-equal to the one after `forward_upper` as student (early exit, Appendix E).
         """
         states = self.norm_swiftkv(state.hidden)
         for index in self.spec.owners:
