@@ -338,10 +338,10 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         With own_key_values, `full_depth`, bool [B, T], marks tokens that run all layers; by default those with logits.
         """
         if self.spec.own_key_values and "full_depth" not in kwargs:
-            tokens = torch.zeros((input_ids if inputs_embeds is None else inputs_embeds).shape[:2], dtype=torch.bool)
+            shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            tokens[:, kept] = True
-            kwargs["full_depth"] = tokens.to(self.device)
+            kwargs["full_depth"] = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            kwargs["full_depth"][:, kept] = True
         # Recorded outputs cover every position.
         recorded = any(
             kwargs.get(name, getattr(self.config, name, False))
