@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
 
-from swiftkv.models.configuration import layer_types
+from swiftkv.models.configuration import layer_types, upper_key_value_heads
 from swiftkv.spec import SwiftKVSpec
 
 # RoPE tables: cosines and sines, or one complex tensor.
@@ -43,7 +43,7 @@ class SwiftKVAttentionMixin:
             if (module := getattr(self, name)) is None:
                 continue
             if name in ("k_proj", "v_proj"):
-                width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
+                width = upper_key_value_heads(config) * self.head_dim
                 module = nn.Linear(config.hidden_size, width, bias=module.bias is not None)
             setattr(self, f"{name}_swiftkv", copy.deepcopy(module))
 
