@@ -282,7 +282,8 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
 
     Args:
         config: config.json of a model, SwiftKV or not.
-        spec: the variant, counted without the teacher's projections that it does not use.
+        spec: the variant, counted without what is not served: an early exit head, and the teacher's projections that it
+            does not use.
 
     Raises:
         UserError: as `Dimensions.from_config`.

@@ -107,7 +107,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change, 
             if name.startswith(("model.layers.3.", "model.layers.4.", "model.layers.5.")) and name not in unused
         }
         assert all(p.grad is None for p in step.teacher.parameters()) and not step.teacher.spec.early_exit
-    assert with_gradient == expected == set(step.trained_names)
+    assert with_gradient == expected == {name for name, p in step.student.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("train", ["qkv", "upper_layers"])
@@ -187,6 +187,18 @@ def test_logits_of_the_assistants_tokens_only(loss):
     torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
     torch.testing.assert_close(parts[1], whole(ids, positions, weights)[1][1])
     assert masked < whole(ids, positions, weights)[0]
+
+
+def test_own_key_values_train_with_recomputed_layers_too(architecture):
+    assistant, found = torch.zeros(2, 32), []
+    assistant[:, 15:25] = 1
+    for recomputed in (False, True):
+        settings = recipe(logits_tokens="assistant", gradient_checkpointing=recomputed)
+        step = DistillationStep(tiny_teacher(architecture), SwiftKVSpec(6, 3, own_key_values=True), settings)
+        loss, _ = step(*batch(), assistant_mask=assistant)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in step.student.swiftkv_parameters().values())])
+    torch.testing.assert_close(*found)
 
 
 @pytest.fixture

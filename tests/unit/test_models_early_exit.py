@@ -6,7 +6,7 @@ from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
-from swiftkv.models import rewire
+from swiftkv.models import early_exit, rewire
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
 
@@ -42,14 +42,15 @@ def test_above_one_it_is_full_decoding(architecture, threshold):
 
 
 @pytest.mark.parametrize(("group", "heads", "dtype"), [(2, None, torch.float32), (3, 2, torch.bfloat16)])
-def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype):
+def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype, monkeypatch):
     """Bit for bit, in every layer, whatever mixture of tokens exits."""
     heads = None if architecture == "deepseek_v2" else heads  # latent attention has none
     model = exiting(architecture, group, heads, dtype=dtype)
     tokens = decode(model, PROMPT, 40, None).tokens
     threshold = confidences(model, PROMPT + tokens)[len(PROMPT) :].median().item()
-    ours = DynamicCache(config=model.config)
-    found, full = decode(model, PROMPT, 40, threshold, ours), DynamicCache(config=model.config)
+    ours, full = (DynamicCache(config=model.config) for _ in range(2))
+    monkeypatch.setattr(early_exit, "DynamicCache", lambda config: ours)
+    found = decode(model, PROMPT, 40, threshold)
     assert 5 < sum(found.exited) < 39  # a mixture indeed
     with torch.inference_mode():
         for part in (PROMPT, *([token] for token in found.tokens[:-1])):

@@ -12,7 +12,7 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.kv_cache import new_cache, round_trip
 from swiftkv.quantize.kv_cache import quantize as quantize_states
-from swiftkv.quantize.linear import Float8Linear, dense_weight, quantize_rows
+from swiftkv.quantize.linear import Float8Linear, dense_weight
 from swiftkv.spec import SwiftKVSpec
 
 FP8 = torch.float8_e4m3fn
@@ -55,7 +55,7 @@ def test_one_layer_is_the_product_of_the_rounded_numbers(dtype, biased):
     weight, states = torch.randn(48, 64, generator=generator), torch.randn(2, 5, 64, generator=generator).to(dtype)
     states[1, 2] = 0
     layer = Float8Linear(64, 48, biased, torch.device("cpu"), dtype)
-    codes, scales = quantize_rows(weight)
+    codes, scales = quantize_states(weight, (1,))
     layer.weight.data, layer.weight_scale.data = codes.view(torch.bfloat16), scales.view(torch.bfloat16)
     bias = torch.randn(48, generator=generator).to(dtype) if biased else torch.zeros(48)
     if biased:

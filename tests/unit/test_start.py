@@ -238,6 +238,10 @@ def test_what_cannot_be_fitted_is_one_sentence():
 def test_training_starts_from_the_fit_and_needs_its_moments(inputs, finished, tmp_path):
     train(inputs, tmp_path, recipe=FITTED, moments=True)
     assert log(tmp_path)[0]["loss"] < 0.9 * log(finished)[0]["loss"]
-    for changes, moments, said in (({}, False, "no file with moments"), ({"dtype": "bfloat16"}, True, "another dtype")):
+    for changes, moments, said in (
+        ({}, False, "no file with moments"),
+        ({"dtype": "bfloat16"}, True, "another dtype"),
+        ({"start_tokens": 2000}, True, "another start_tokens"),
+    ):
         done = run(command(inputs, tmp_path, recipe=FITTED | changes, moments=moments))
         assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr

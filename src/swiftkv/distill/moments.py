@@ -271,7 +271,6 @@ class Moments:
     """Moments for a fitted start at layer l.
 
     Attributes:
-        layer: l.
         fits: regression of the targets on s by layer i >= l, float32 [key width + value width, F]; F is D, or D + 1 with
             biases.
         covariance: float64 [F, F].
@@ -280,7 +279,6 @@ class Moments:
         description: JSON metadata of the file.
     """
 
-    layer: int
     fits: dict[int, torch.Tensor]
     covariance: torch.Tensor
     query_energy: dict[int, torch.Tensor]
@@ -298,7 +296,6 @@ class Moments:
         names = file.keys()
         above = sorted(int(name.rpartition("_")[2]) for name in names if name.startswith(f"fit_{layer}_"))
         return cls(
-            layer,
             {index: file.get_tensor(f"fit_{layer}_{index}") for index in above},
             file.get_tensor(f"covariance_{layer}"),
             {index: file.get_tensor(name) for index in above if (name := f"query_energy_{index}") in names},

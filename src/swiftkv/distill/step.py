@@ -55,7 +55,6 @@ class DistillationStep(nn.Module):
                 trained |= {name: parameter for name, parameter in layer if name not in unused}
         for parameter in trained.values():
             parameter.requires_grad_(True)
-        self.trained_names = sorted(trained)
         self.head = Head(self.student.lm_head.weight)
         self.early_exit_head = None
         if spec.early_exit:

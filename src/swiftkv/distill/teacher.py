@@ -156,7 +156,8 @@ def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]
 
 def fits_identity(model: Path, data: Path, recipe: Fitting) -> dict[str, Any]:
     """What the regressions of a start were computed from."""
-    return {**states_identity(model, data, recipe), "ridge": recipe.start_ridge}
+    settings = {"ridge": recipe.start_ridge, "start_tokens": recipe.start_tokens}
+    return states_identity(model, data, recipe) | settings
 
 
 def check_identity(what: str, path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:

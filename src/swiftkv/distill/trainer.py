@@ -28,7 +28,7 @@ from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, Clock, LossLog, Machines, Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
-from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
+from swiftkv.distill.step import DistillationStep, FineTuningStep, before, make_step
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
@@ -219,7 +219,10 @@ class Loop:
         recipe, device = self.recipe, self.engine.device
         numbers = self.row_numbers(number)
         tokens = self.rows.counted(numbers)
-        positions = tokens if recipe.loss == "distillation" else self._targets(numbers)
+        positions = tokens
+        if recipe.loss == "lm":  # those with a next token
+            batch = self.rows[numbers]
+            positions = int(before(batch["loss_mask"], batch["position_ids"]).sum())
         rate = recipe.learning_rate_at(number, self.total)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -245,10 +248,6 @@ class Loop:
             "tokens": tokens,
             "gradient_norm": float(self.engine.get_global_grad_norm()),
         }
-
-    def _targets(self, numbers: list[int]) -> int:
-        batch = self.rows[numbers]
-        return int((batch["loss_mask"][:, :-1] * (batch["position_ids"][:, 1:] != 0)).sum())
 
 
 def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumulation: int) -> Any:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
 
-from swiftkv.models.configuration import layer_types
+from swiftkv.models.configuration import layer_types, upper_key_value_heads
 from swiftkv.spec import SwiftKVSpec
 
 # RoPE tables: cosines and sines, or one complex tensor.
@@ -43,7 +43,7 @@ class SwiftKVAttentionMixin:
             if (module := getattr(self, name)) is None:
                 continue
             if name in ("k_proj", "v_proj"):
-                width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
+                width = upper_key_value_heads(config) * self.head_dim
                 module = nn.Linear(config.hidden_size, width, bias=module.bias is not None)
             setattr(self, f"{name}_swiftkv", copy.deepcopy(module))
 
@@ -93,17 +93,20 @@ class SwiftKVAttentionMixin:
         position_embeddings: PositionEmbeddings,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
-        key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
+        key_value: tuple[torch.Tensor, torch.Tensor] | OwnKeyValues | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As the architecture's attention; with the group's `key_value` as the student, with None as the teacher."""
-        if key_value is None:
+        """As the architecture's attention; with the group's `key_value` as the student, with None as the teacher.
+
+        `OwnKeyValues` are the teacher's cache: as `past_key_values`, transformers takes caches from layers it recomputes.
+        """
+        if key_value is None or isinstance(key_value, OwnKeyValues):
             self.num_key_value_groups = self.config.num_attention_heads // self.config.num_key_value_heads
             return super().forward(
                 hidden_states,
                 position_embeddings=position_embeddings,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
+                past_key_values=past_key_values if key_value is None else key_value,
                 **kwargs,
             )
         key, value = key_value
@@ -129,7 +132,7 @@ class OwnKeyValues:
     """Replaces the cache of a layer with own_key_values: tokens at full depth keep the layer's own keys and values.
 
     The first `update` stores SingleInputKV's keys and values of all tokens [B, heads, T, size]; the second merges the
-    layer's own with them and adds the result to `cache`.
+    layer's own with them and adds the result to `cache`. Without `cache` it may run again, as a recomputed layer does.
 
     Args:
         full_depth: tokens that run all layers, bool [B, T], or None.

@@ -38,7 +38,7 @@ class SwiftKVConfigMixin:
         spec = SwiftKVSpec.from_config(self)
         check_latent_heads(architecture(self.model_type).latent, self.swiftkv_num_key_value_heads)
         teacher_heads = self.num_key_value_heads
-        heads = spec.num_key_value_heads or teacher_heads
+        heads = upper_key_value_heads(self)
         if self.num_attention_heads % heads:
             raise ValueError(
                 f"{heads} SwiftKV key/value heads do not divide the {self.num_attention_heads} attention heads"
@@ -62,6 +62,11 @@ class SwiftKVConfigMixin:
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
+
+
+def upper_key_value_heads(config: Any) -> int:
+    """Return the KV heads of layers >= l."""
+    return getattr(config, "swiftkv_num_key_value_heads", None) or config.num_key_value_heads
 
 
 def layer_types(config: Any) -> list[str]:

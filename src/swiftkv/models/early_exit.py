@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
 
@@ -35,13 +35,7 @@ class Decoded:
 
 
 @torch.inference_mode()
-def decode(
-    model: PreTrainedModel,
-    prompt: list[int],
-    max_new_tokens: int,
-    threshold: float | None,
-    past_key_values: Cache | None = None,
-) -> Decoded:
+def decode(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, threshold: float | None) -> Decoded:
     """Decode one sequence greedily.
 
     Each token after prefill runs layers < l. If the early exit head's largest probability then exceeds `threshold`, its
@@ -52,14 +46,13 @@ def decode(
         prompt: token ids, at least one.
         max_new_tokens: decoding stops here or at an end-of-sequence token.
         threshold: None decodes at full depth without the early exit head; above 1 it is computed but never used.
-        past_key_values: empty cache to fill; None creates one.
 
     Raises:
         UserError: `threshold` is given, but the model has no early exit head.
     """
     if threshold is not None:
         require_head(model)
-    cache = DynamicCache(config=model.config) if past_key_values is None else past_key_values
+    cache = DynamicCache(config=model.config)
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     started = time.perf_counter()

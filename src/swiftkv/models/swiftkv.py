@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import ModelOutput, logging
@@ -251,16 +251,18 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             if student and index == self.spec.owner(index):
                 own = self.spec.own_key_values
                 cache = OwnKeyValues(state.full_depth, state.past_key_values) if own else state.past_key_values
-                key_value = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
-                if own:  # the layer runs as the teacher's and puts its own keys and values into `cache`
-                    queries, key_value = replace(queries, past_key_values=cache), None
+                shared = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
+                key_value = cache if own else shared  # own: the layer runs as the teacher's and fills `cache`
             hidden = self._run_layer(index, hidden, queries, key_value)
+        for layer in state.past_key_values.layers if student and state.past_key_values is not None else ():
+            if isinstance(layer, DynamicLayer) and layer.keys is None:  # never filled, but `Cache.crop` cuts all
+                layer.keys = layer.values = hidden.new_empty(1, 1, 0, 1)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
 
     def fill_upper_cache(self, state: LowerState) -> None:
         """Add the keys and values of layers l..L-1 to the cache in `state` without running the layers.
 
-        The cache is then bit-equal to the one after `forward_upper` as student (early exit, Appendix E).
+        Without own_key_values it is then bit-equal to the one after `forward_upper` as student (early exit, Appendix E).
         """
         states = self.norm_swiftkv(state.hidden)
         for index in self.spec.owners:
@@ -292,7 +294,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         return LowerState(hidden, position_ids, tables, masks, past_key_values, arguments, full_depth)
 
     def _run_layer(
-        self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | None = None
+        self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | OwnKeyValues | None = None
     ) -> torch.Tensor:
         arguments = state.arguments if key_value is None else {**state.arguments, "key_value": key_value}
         return self.layers[index](
@@ -336,10 +338,10 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         With own_key_values, `full_depth`, bool [B, T], marks tokens that run all layers; by default those with logits.
         """
         if self.spec.own_key_values and "full_depth" not in kwargs:
-            tokens = torch.zeros((input_ids if inputs_embeds is None else inputs_embeds).shape[:2], dtype=torch.bool)
+            shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            tokens[:, kept] = True
-            kwargs["full_depth"] = tokens.to(self.device)
+            kwargs["full_depth"] = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            kwargs["full_depth"][:, kept] = True
         # Recorded outputs cover every position.
         recorded = any(
             kwargs.get(name, getattr(self.config, name, False))

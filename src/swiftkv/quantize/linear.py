@@ -54,9 +54,6 @@ class Float8Linear(nn.Module):
             raise TypeError("a model with FP8 weights cannot be cast to another dtype")
         return self
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 class _Product(torch.autograd.Function):
     """Saves the parameters, not views of them: ZeRO-3 frees and gathers their data in place."""
@@ -64,7 +61,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, words, scale_words, bias):
         ctx.save_for_backward(words, scale_words)
-        codes, scales = quantize_rows(states.reshape(-1, states.shape[-1]))
+        codes, scales = quantize(states.reshape(-1, states.shape[-1]), (1,))
         by_row = nn.functional.ScalingType.RowWise  # of torch 2.10, which serving alone does not need
         product = nn.functional.scaled_mm(
             codes,
@@ -81,11 +78,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient @ _dense(*ctx.saved_tensors, gradient.dtype), None, None, None
-
-
-def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows [T, D] to float8_e4m3fn [T, D] and float32 scales [T, 1]."""
-    return quantize(rows, (1,))
 
 
 def dense_weight(linear: nn.Module, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -146,7 +138,7 @@ def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
         if name in eight_bit:
             tensors[weight], tensors[scale] = tensors[weight].view(FP8), tensors[scale].view(torch.float32)
         else:
-            tensors[weight], tensors[scale] = quantize_rows(tensors[weight])
+            tensors[weight], tensors[scale] = quantize(tensors[weight], (1,))
     return tensors
 
 

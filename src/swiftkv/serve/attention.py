@@ -31,6 +31,7 @@ from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata,
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
+from swiftkv.models.configuration import upper_key_value_heads
 from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
@@ -45,9 +46,9 @@ class Heads:
         copies: ranks that hold the same key/value head if there are fewer heads than ranks, else 1.
     """
 
-    def __init__(self, config: Any, spec: SwiftKVSpec) -> None:
+    def __init__(self, config: Any) -> None:
         ranks = get_tensor_model_parallel_world_size()
-        total_kv = spec.num_key_value_heads or config.num_key_value_heads
+        total_kv = upper_key_value_heads(config)
         # The ordinary layers refuse head counts that do not divide; layers >= l may have counts of their own.
         if max(total_kv, ranks) % min(total_kv, ranks):
             raise ValueError(f"{total_kv} SwiftKV key/value heads cannot be spread over {ranks} ranks")
@@ -113,7 +114,7 @@ class SwiftKVCaches(nn.Module):
         super().__init__()
         config = vllm_config.model_config.hf_config
         row = architecture(config.model_type)
-        self.heads = heads = Heads(config, spec)
+        self.heads = heads = Heads(config)
         self.groups = len(spec.groups)
         size = heads.total_key_value * heads.copies * heads.head_dim
         # All keys, then all values, so that one call of the rotary embedding turns all keys.
@@ -264,7 +265,7 @@ class SwiftKVAttention(nn.Module):
         config, quant_config = vllm_config.model_config.hf_config, vllm_config.quant_config
         row = architecture(config.model_type)
         prefix = f"{model_prefix}.layers.{layer}.self_attn"
-        heads = Heads(config, spec)
+        heads = Heads(config)
         self.own, bias = spec.own_key_values, has_bias(row.bias, config.to_dict())
         if self.own:
             self.qkv_proj = QKVParallelLinear(

@@ -11,10 +11,9 @@ from vllm.config import CUDAGraphMode
 
 from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
-from swiftkv.models.configuration import layer_types
+from swiftkv.models.configuration import layer_types, upper_key_value_heads
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionBackend
 
@@ -111,7 +110,7 @@ def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
         len(set(layer_types(config))) > 1,
         "SwiftKV models with a sliding window in some layers and not in others cannot be served",
     )
-    heads, ordinary = _key_value_heads(config), config.num_key_value_heads
+    heads, ordinary = upper_key_value_heads(config), config.num_key_value_heads
     yield (
         ordinary % heads != 0,
         f"a SwiftKV model with swiftkv_num_key_value_heads {heads} can be scored but not served: all caches in vLLM have "
@@ -125,15 +124,10 @@ def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _key_value_heads(config: PretrainedConfig) -> int:
-    """KV heads of layers >= l."""
-    return getattr(config, "swiftkv_num_key_value_heads", None) or config.num_key_value_heads
-
-
 def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     speculation = vllm_config.speculative_config
-    fewer_heads = _key_value_heads(model.hf_config) != model.hf_config.num_key_value_heads
+    fewer_heads = upper_key_value_heads(model.hf_config) != model.hf_config.num_key_value_heads
     own = getattr(model.hf_config, "swiftkv_own_key_values", False)
     yield (
         own and full_depth,

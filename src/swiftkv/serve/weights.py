@@ -25,7 +25,7 @@ _CACHE_SCALE = re.compile(
 )
 # Parameters of vLLM's linear layers that a quantized checkpoint provides.
 _STORED = re.compile(r"(q?weight|weight_packed|weight_zero_point|qzeros|scales|weight_\w*scale\w*)")
-EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
+EARLY_EXIT_HEAD = "early_exit_head_swiftkv."  # its weight and, of FP8, its scale; vLLM serves at full depth
 _TEACHER = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
 _STACKED = {
     "q_proj": ("qkv_proj", "q"),
@@ -101,7 +101,7 @@ def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     """Return a tensor's parameter and its shard; None if it is not needed."""
-    if name == EARLY_EXIT_HEAD or name.endswith("rotary_emb.inv_freq"):  # the latter in old checkpoints
+    if name.startswith(EARLY_EXIT_HEAD) or name.endswith("rotary_emb.inv_freq"):  # the latter in old checkpoints
         return None
     match, scale = _LAYER.fullmatch(name), _CACHE_SCALE.fullmatch(name)
     upper = match is not None and int(match[1]) >= spec.num_key_value_layers
@@ -152,7 +152,7 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    unneeded = tied | {EARLY_EXIT_HEAD} | set(reference.model.teacher_projection_names(prefix="model."))
+    unneeded = tied | {f"{EARLY_EXIT_HEAD}weight"} | set(reference.model.teacher_projection_names(prefix="model."))
     return {name: tuple(t.shape) for name, t in reference.state_dict().items() if name not in unneeded}
 
 
