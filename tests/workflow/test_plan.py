@@ -94,6 +94,9 @@ serving:
         ("checkpoints/llama-3.1-70b/swiftkv-50-published", "models.llama-3.1-70b.checkpoints names none for it"),
         ("checkpoints/qwen3-4b/swiftkv-50-tuned", "the keys of qwen3 are normalized"),
         ("cards/llama-3.1-8b-base/fine-tuned.md", "nothing makes "),
+        ("scores/llama-3.1-8b/merge-all-layers/auto/gsm8k.json", "nothing makes "),
+        ("scores/llama-3.1-8b/merge-all-layers/auto/lambada.json", "nothing makes "),
+        ("fidelity/llama-3.1-8b/merge-all-layers/auto.json", "nothing makes "),
     ],
 )
 def test_a_file_that_cannot_be_made_is_refused(file, sentence):
