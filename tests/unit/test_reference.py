@@ -159,6 +159,8 @@ def test_nothing_to_compare_is_said(tmp_path):
         compare(tmp_path / "none", tmp_path)
     with pytest.raises(UserError, match="has none of the"):
         compare(SHIPPED, tmp_path / "empty")
+    counted = compare(SHIPPED, tmp_path / "empty", inputs(typed(scale("local")), ["table1"]))  # of no records
+    assert "0 quantities of 0 records agree, 0 do not" in report(counted, SHIPPED, tmp_path / "empty")
 
 
 def test_a_server_that_saves_nothing_is_found_on_any_machine(tmp_path):
