@@ -104,6 +104,22 @@ def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
     assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "changed", "remade"), [("", "cpu", 1), ("", "gpu", 0), ("gpu", "cpu", 0), ("gpu", "gpu", 1)]
+)
+def test_an_environment_is_made_anew_when_its_own_lock_changed(tmp_path, kind, changed, remade):
+    for place in ("Makefile", "pyproject.toml", "workflow/pyproject.toml", "envs/vllm-metadata/pyproject.toml"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / place, tmp_path / place)
+    for file in ("envs/cpu.lock", "envs/gpu.lock", "envs/setup.sh", ".venv/.ready"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    if kind:
+        (tmp_path / ".venv/kind").write_text(f"{kind}\n")
+    os.utime(tmp_path / f"envs/{changed}.lock", (2**31 - 1,) * 2)
+    assert subprocess.run(["make", "--question", ".venv/.ready"], cwd=tmp_path).returncode == remade
+
+
 def test_what_a_link_leads_to_is_not_emptied(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / ".venv").symlink_to(tmp_path / "shared")
