@@ -84,6 +84,8 @@ def point(name, **changes):
         (random_model(num_hidden_layers=5), ", at models.tiny", "5 layers"),
         (random_model(model_type="lama"), ", at models.tiny.source.random.model_type", "deepseek_v2"),
         ({"fidelity": {"documents": 501}}, ", at fidelity", "500 chats"),
+        ({"early_exit": {"prompts": 501}}, ", at early_exit", "501 prompts cannot be drawn from the 500 chats"),
+        ({"reading": {"among": 401}}, ", at reading", "among"),
         (point("forward", batch_tokens=[4096]), ", at serving.points.forward", "4096"),
         # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
         (point("decode", batch_sizes=[64], input_tokens=1000, output_tokens=33), ", at serving.points.decode", "33"),
