@@ -76,7 +76,7 @@ lint: .venv/.ready  ## style of Python and Snakemake files, and types
 
 setup: .venv/.ready  ## the environment alone
 
-.venv/.ready: envs/cpu.lock envs/setup.sh envs/vllm-metadata/pyproject.toml pyproject.toml workflow/pyproject.toml
+.venv/.ready: envs/$(shell cat .venv/kind 2>/dev/null || echo cpu).lock envs/setup.sh envs/vllm-metadata/pyproject.toml pyproject.toml workflow/pyproject.toml
 	@bash envs/setup.sh
 
 # For GPUs and clusters: docs/environment.md.

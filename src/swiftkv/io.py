@@ -29,7 +29,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     try:
         yield scratch / path.name
         os.umask(umask := os.umask(0o077))  # it cannot be read without being set
-        for file in [scratch / path.name, *(scratch / path.name).rglob("*")]:
+        for file in scratch.rglob("*"):  # a link in it is not followed
             if file.is_file() and not file.is_symlink():
                 file.chmod(0o666 & ~umask)
         if path.is_symlink():

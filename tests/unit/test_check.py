@@ -116,6 +116,12 @@ def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch
         slurm.controller()
 
 
+def test_results_of_unknown_settings_are_named_at_the_start(cluster, capsys):
+    assert problems_at_start(Profile(cluster, slurm=SETTINGS, directory=cluster), [], unrecorded=list("abcde")) == []
+    assert "note: 5 results finished after Snakemake was stopped" in (said := capsys.readouterr().err)
+    assert said.endswith("since then, delete a, b, c and 2 more\n")
+
+
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))
 FILES = [

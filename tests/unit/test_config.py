@@ -81,6 +81,8 @@ def point(name, **changes):
         (random_model(num_hidden_layers=5), ", at models.tiny", "5 layers"),
         (random_model(model_type="lama"), ", at models.tiny.source.random.model_type", "deepseek_v2"),
         ({"fidelity": {"documents": 501}}, ", at fidelity", "500 chats"),
+        ({"early_exit": {"prompts": 501}}, ", at early_exit", "501 prompts cannot be drawn from the 500 chats"),
+        ({"reading": {"among": 401}}, ", at reading", "among"),
         (point("forward", batch_tokens=[4096]), ", at serving.points.forward", "4096"),
         # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
         (point("decode", batch_sizes=[64], input_tokens=1000, output_tokens=33), ", at serving.points.decode", "33"),
@@ -179,7 +181,7 @@ def test_generated_answers_come_from_vllm_on_several_gpus_or_where_asked_for(con
     # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers
     assert engine(task="winogrande") is None and engine(task="mmlu-completion") is None
     assert engine(kv_cache="fp8") is None
-    assert engine("swiftkv-50-mqa2") is None
+    assert engine("swiftkv-50-mqa2") and engine("swiftkv-50-mha") is None
     config["tasks"]["gsm8k"]["backend"] = "transformers"
     assert engine() is None
     check(config)
@@ -208,11 +210,15 @@ def test_a_served_model_says_where(config, serve, said):
         typed(config).check_served("small", "here")
 
 
-def test_what_cannot_be_measured_has_a_reason(config):
+def test_what_cannot_be_measured_has_a_reason(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50", served=True) is None
     assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=False) is None
     assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=True) is None
-    assert "key/value heads" in typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mha", served=True)
+    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa2", served=True) is None
+    assert "32 does not divide 8" in typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mha", served=True)
+    del config["models"]["llama-3.1-8b"]["architecture"]
+    assert "only 1 is known to" in typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa2", served=True)
     config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
     assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=False) == "because"
     assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=True) is None

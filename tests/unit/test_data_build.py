@@ -87,15 +87,19 @@ def test_every_chat_is_kept_unless_sources_ask_for_distinct_ones(tmp_path):
 
 def test_whole_chats_and_gzip(tmp_path):
     chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    bare = [{"from": "system", "value": ""}, *chat]
+    shares = [{"conversations": turns} for turns in (bare, [*chat, {"from": "human", "value": " "}])]
     packed = tmp_path / "x.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps({"doc": GOOD}).encode()))
     sources = [
-        {"name": "s", "local": write_lines(tmp_path / "s.jsonl", [{"conversations": chat}]), "chats": "sharegpt"},
+        {"name": "s", "local": write_lines(tmp_path / "s.jsonl", shares), "chats": "sharegpt"},
         {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
     ]
-    train, held, *_ = build(tmp_path, sources, heldout=1)
-    whole = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
-    assert sorted((c["messages"] for c in train + held), key=len) == [GOOD["messages"], whole]
+    train, held, record, _ = build(tmp_path, sources, heldout=1)
+    whole = [("system", ""), ("user", "hello"), ("assistant", "hi")]
+    chats = [[(message["role"], message["content"]) for message in chat["messages"]] for chat in train + held]
+    assert sorted(chats, key=len) == [[("user", "x")], whole]
+    assert [source["empty"] for source in record["sources"]] == [1, 0]
 
 
 def test_a_corrupt_source_leaves_nothing(tmp_path):
@@ -118,6 +122,7 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
             {"conversations": [{"from": "tool"}]},
         ),
         ({"chats": "messages"}, GOOD, {"messages": [{"role": "user", "content": None}]}),
+        ({"chats": "messages"}, GOOD, {"messages": [{"role": "robot", "content": "x"}]}),
         (TEMPLATES, {"question": "x", "answer": "y"}, {"question": None, "answer": "y"}),
     ],
 )

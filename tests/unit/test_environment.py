@@ -108,6 +108,22 @@ def test_setup_keeps_the_kind_of_environment_that_is_there_and_empties_no_link(t
     assert said in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "changed", "remade"), [("", "cpu", 1), ("", "gpu", 0), ("gpu", "cpu", 0), ("gpu", "gpu", 1)]
+)
+def test_an_environment_is_made_anew_when_its_own_lock_changed(tmp_path, kind, changed, remade):
+    for place in ("Makefile", "pyproject.toml", "workflow/pyproject.toml", "envs/vllm-metadata/pyproject.toml"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / place, tmp_path / place)
+    for file in ("envs/cpu.lock", "envs/gpu.lock", "envs/setup.sh", ".venv/.ready"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    if kind:
+        (tmp_path / ".venv/kind").write_text(f"{kind}\n")
+    os.utime(tmp_path / f"envs/{changed}.lock", (2**31 - 1,) * 2)
+    assert subprocess.run(["make", "--question", ".venv/.ready"], cwd=tmp_path).returncode == remade
+
+
 @pytest.mark.parametrize(("version", "named"), [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])
 def test_the_check_of_an_environment_notices_another_version_and_a_torch_for_the_processor(tmp_path, version, named):
     shutil.copy(ENVS / "check.sh", tmp_path)

@@ -4,14 +4,17 @@ import csv
 import re
 import shutil
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
+from pipeline import __main__ as pipeline
 from pipeline.artifacts.records import Record
 from pipeline.artifacts.report import read_artifacts, result
+from pipeline.run import reference_run
 from pipeline.run.compare import EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, keep, page_part, redraw
@@ -154,6 +157,8 @@ def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
         compare(tmp_path / "none", tmp_path)
     with pytest.raises(UserError, match="has none of the"):
         compare(SHIPPED, tmp_path / "empty")
+    counted = compare(SHIPPED, tmp_path / "empty", inputs(typed(scale("local")), ["table1"]))  # of no records
+    assert "0 quantities of 0 records agree, 0 do not" in report(counted, SHIPPED, tmp_path / "empty")
 
 
 def test_no_number_that_rounding_moves_has_to_be_equal():
@@ -188,6 +193,15 @@ def test_a_finished_run_is_kept_and_its_claims_are_judged_by_its_own_tables(tmp_
     write_json(results / SIMILARITY, read_json(SHIPPED / SIMILARITY) | {"reason": f"{tmp_path}/results is gone"})
     with pytest.raises(UserError, match="names a folder of this machine"):
         keep(config, place)
+
+
+@pytest.mark.parametrize("profile", ["local", "profiles/local", "profiles/smoke"])
+def test_pages_follow_the_local_reference_run(monkeypatch, capsys, profile):
+    monkeypatch.chdir(ROOT)
+    for name in ("keep", "show"):
+        monkeypatch.setattr(reference_run, name, lambda *places, name=name: name)
+    pipeline.keep(Namespace(profile=profile, configfile=[], reference=None))
+    assert capsys.readouterr().out.split() == (["keep", "show"] if "local" in profile else ["keep"])
 
 
 def command(*words, cwd):

@@ -88,18 +88,23 @@ serving:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "sentence"),
+    ("file", "sentence"),
     [
-        ("llama-3.1-8b/swiftkv-45", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
-        ("llama-3.1-70b/swiftkv-50-published", "models.llama-3.1-70b.checkpoints names none for it"),
-        ("qwen3-4b/swiftkv-50-tuned", "the keys of qwen3 are normalized"),
-        ("llama-3.1-70b/swiftkv-50", "asks for 4 nodes (nodes.distill), which only a profile with"),
+        ("checkpoints/llama-3.1-8b/swiftkv-45", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
+        ("checkpoints/llama-3.1-70b/swiftkv-50-published", "models.llama-3.1-70b.checkpoints names none for it"),
+        ("checkpoints/qwen3-4b/swiftkv-50-tuned", "the keys of qwen3 are normalized"),
+        ("checkpoints/llama-3.1-70b/swiftkv-50", "asks for 4 nodes (nodes.distill), which only a profile with"),
+        ("cards/llama-3.1-8b-base/fine-tuned.md", "nothing makes "),
+        ("scores/llama-3.1-8b/merge-all-layers/auto/gsm8k.json", "nothing makes "),
+        ("scores/llama-3.1-8b/merge-all-layers/auto/lambada.json", "nothing makes "),
+        ("fidelity/llama-3.1-8b/merge-all-layers/auto.json", "nothing makes "),
     ],
 )
-def test_a_checkpoint_that_cannot_be_made_is_refused(checkpoint, sentence):
+def test_a_file_that_cannot_be_made_is_refused(file, sentence):
     machine = ["--profile", "profiles/gpu", "--resources", "gpu=32", "--dry-run", "--"]
-    ended = snakemake(*machine, f"results/checkpoints/{checkpoint}")
-    assert ended.returncode != 0 and sentence in ended.stderr and "Traceback" not in ended.stderr
+    ended = snakemake(*machine, f"results/{file}")
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0 and sentence in said and "Traceback" not in said
 
 
 def test_a_measurement_has_the_machine_to_itself():

@@ -98,7 +98,7 @@ def keep(options: argparse.Namespace) -> None:
 
     config, reference = _config(options)
     print(keep(config, reference))
-    if options.profile == "local":
+    if Path(options.profile).name == "local":
         print(show(Path(config.pathvars.results), HERE))
 
 

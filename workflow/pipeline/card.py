@@ -14,11 +14,11 @@ _MEASURED = {
     "kl": "KL to the base model, nats a token",
     "top1_agreement": "same most likely token",
     "perplexity": "perplexity",
+    "answer_kl": "KL to the base model on answers, nats a token",
 }
 _TRAINED = {
     "qkv": "query, key and value projections of these layers",
     "upper_layers": "these layers",
-    "all": "all weights",
 }
 _CARD = """\
 ---
@@ -33,7 +33,7 @@ take their keys and values from the input of layer {first}, and prompt tokens sk
 |---|---|
 | base model | {base} |
 | trained | {train} |
-| training | {steps} steps, {tokens} tokens of `{data}`, learning rate {rate:g}, loss `{loss}` at temperature {temperature:g} |
+| training | {steps} steps, {tokens} tokens of `{data}`, learning rate {rate:g}, loss `{loss}`{temperature} |
 {measured}
 Measured on {documents} held-out chats of up to {longest} tokens; brackets are 95 % intervals. A checkpoint is a derivative of its
 base model: the license of {title} applies.
@@ -50,7 +50,7 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.f
 
 
 def write_card(model_source: Path, training: Path, fidelity: Path, output: Path) -> None:
-    """Write the model card of a trained checkpoint in Markdown, with the metadata of the Hugging Face hub.
+    """Write the model card of a trained, rewired checkpoint in Markdown, with the metadata of the Hugging Face hub.
 
     Args:
         model_source: the model's source.json.
@@ -63,6 +63,8 @@ def write_card(model_source: Path, training: Path, fidelity: Path, output: Path)
     head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["swiftkv"]}
     if source["kind"] == "hub":
         head |= {"base_model": source["id"], "base_model_relation": "finetune"}
+    base = f"{source['id']} ({source['revision']})" if source["revision"] else Path(source["id"]).name  # of a local one
+    temperature = "" if settings["loss"] == "lm" else f" at temperature {settings['temperature']:g}"
     text = _CARD.format(
         head=yaml.safe_dump(head, sort_keys=False),
         title=source["title"],
@@ -71,15 +73,17 @@ def write_card(model_source: Path, training: Path, fidelity: Path, output: Path)
         last=spec["num_hidden_layers"] - 1,
         skipped=spec["prefill_reduction"],
         caches=_caches(spec),
-        base=f"{source['id']} ({source['revision']})",
+        base=base,
         train=_TRAINED[settings["train"]],
         steps=trained["result"]["steps"],
         tokens=trained["result"]["tokens"],
         data=settings["data"],
         rate=settings["learning_rate"],
         loss=settings["loss"],
-        temperature=settings["temperature"],
-        measured="".join(f"| {words} | {_interval(result[name])} |\n" for name, words in _MEASURED.items()),
+        temperature=temperature,
+        measured="".join(
+            f"| {words} | {_interval(result[name])} |\n" for name, words in _MEASURED.items() if result.get(name)
+        ),
         documents=result["documents"],
         longest=measured["settings"]["max_length"],
     )

@@ -161,20 +161,11 @@ def machine() -> Any:
 
 def processor() -> str:
     """The name of this machine's processor."""
-    return _of_processor("model name") or platform.processor() or platform.machine()
-
-
-def processor_flags() -> list[str]:
-    """What Linux says this machine's processor can do, such as avx2; empty where it says nothing."""
-    return _of_processor("flags").split()
-
-
-def _of_processor(field: str) -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(field):
-                return line.split(":", 1)[1].strip()
-    return ""
+            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
+                return name
+    return platform.processor() or platform.machine()
 
 
 class KeptAnswers:

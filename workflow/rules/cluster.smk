@@ -154,7 +154,9 @@ def refuse_what_cannot_run():
         directory=workflow.workdir_init,
         slurm=workflow.executor_settings if executor == "slurm" else None,
     )
-    problems = problems_at_start(profile, jobs)
+    # Profiles ignore such marks (ignore-incomplete), as jobs put their results in place whole.
+    unrecorded = workflow.async_run(workflow.dag.incomplete_files())
+    problems = problems_at_start(profile, jobs, sorted(map(str, unrecorded)))
     if executor == "slurm" and any(
         measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
     ):

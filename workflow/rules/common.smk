@@ -76,11 +76,9 @@ def sources_json(mix):
     return json.dumps([source_of_job(source) for source in scale.data[mix].sources])
 
 
-def variants_with(recipe):
-    """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
-    return pattern(
-        name for name, variant in scale.variants.items() if variant.changed and (variant.recipe is not None) == recipe
-    )
+def variants_with(wanted):
+    """A regular expression for the names of the variants that a function wants."""
+    return pattern(name for name, variant in scale.variants.items() if wanted(variant))
 
 
 def recipe_of(w):

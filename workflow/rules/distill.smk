@@ -119,7 +119,7 @@ rule distill:
     benchmark:
         "<benchmarks>/distill/{model}/{variant}.tsv"
     wildcard_constraints:
-        variant=variants_with(recipe=True),
+        variant=variants_with(lambda variant: variant.recipe),
     priority: if_granted("distill", 10)
     container:
         training_image
@@ -170,7 +170,7 @@ rule model_card:
     benchmark:
         "<benchmarks>/model_card/{model}/{variant}.tsv"
     wildcard_constraints:
-        variant=variants_with(recipe=True),
+        variant=variants_with(lambda variant: variant.rewired and variant.recipe),
     shell:
         """
         exec &> >(tee {log:q})

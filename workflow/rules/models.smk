@@ -46,7 +46,7 @@ rule fetch_checkpoint:
     benchmark:
         "<benchmarks>/fetch_checkpoint/{model}/{variant}.tsv"
     wildcard_constraints:
-        variant=variants_with(recipe=False),
+        variant=variants_with(lambda variant: variant.rewired and not variant.recipe),
     params:
         spec=spec_json,  # first: it refuses a model that names no checkpoint for the variant
         source=lambda w: source_json(scale.models[w.model].checkpoints[w.variant]),

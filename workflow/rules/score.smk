@@ -7,6 +7,8 @@ OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fi
          <results>/early_exit/{model}/{variant}.json
 """
 
+SCORED = variants_with(lambda variant: not variant.merge_all_layers)  # which is served only
+
 # Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
 for group in [None, *scale.scoring.together]:
     scored = group or "{task}"
@@ -29,6 +31,8 @@ for group in [None, *scale.scoring.together]:
             engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.vllm.log",
         benchmark:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.tsv"
+        wildcard_constraints:
+            variant=SCORED,
         priority: if_granted("score")
         threads: 1
         resources:
@@ -71,6 +75,8 @@ rule fidelity:
         "<logs>/fidelity/{model}/{variant}/{kv_cache}.log",
     benchmark:
         "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
+    wildcard_constraints:
+        variant=SCORED,
     priority: if_granted("score")
     threads: 1
     resources:

@@ -27,12 +27,14 @@ from pipeline.config.settings import (
     Task,
     Variant,
 )
-from swiftkv.architectures import architecture, check_fit, check_latent_heads
+from swiftkv.architectures import architecture, check_fit, check_latent_heads, key_value_heads
 from swiftkv.distill.recipe import Packing, Recipe
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
+PROJECT = Path(__file__).parents[3]
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
 
@@ -229,8 +231,12 @@ class Config(Section):
             return settings.unmeasured("quality")
         if reason := settings.unmeasured("serving"):
             return reason
-        if (rewiring.kv_heads or 1) > 1:
-            return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
+        if (heads := rewiring.kv_heads or 1) > 1:
+            sentence = "of key/value heads that differ between layers, vLLM serves a number that divides the other"
+            if (ordinary := _key_value_heads(settings.architecture)) is None:
+                return f"{sentence}; without models.{model}.architecture only 1 is known to"
+            if ordinary % heads:
+                return f"{sentence}, and {heads} does not divide {ordinary}"
         return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
 
     def in_turns(self, point: str) -> bool:
@@ -247,6 +253,13 @@ class Config(Section):
         if self.in_turns(name):
             asked["in_turns"] = True
         return asked
+
+
+def _key_value_heads(architecture: str | None) -> int | None:
+    """Return the KV heads of a layer by a file of a model's dimensions, one of the run or of the project; None without."""
+    files = [folder / architecture for folder in (Path(), PROJECT)] if architecture else []
+    file = next(filter(Path.is_file, files), None)
+    return file and key_value_heads(read_json(file)["config"])
 
 
 def check(config: dict[str, Any]) -> Config:

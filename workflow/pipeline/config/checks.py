@@ -49,11 +49,14 @@ def check_references(config: Config) -> None:
                 _require(name, "data", config.data)
     with at("reading.fit"):
         _require(config.reading.fit, "recipes", config.recipes)
-    for section in ("fidelity", "early_exit"):
-        documents, chats = getattr(config, section).documents, config.heldout.chats
+    with at("reading"):
+        if (among := config.reading.among) > (items := config.reading.items):
+            raise UserError(f"among is {among}, but they are drawn from the {items} items")
+    for section, what in (("fidelity", "documents"), ("early_exit", "documents"), ("early_exit", "prompts")):
+        number, chats = getattr(getattr(config, section), what), config.heldout.chats
         with at(section):
-            if documents > chats:
-                raise UserError(f"{documents} documents cannot be drawn from the {chats} chats of heldout")
+            if number > chats:
+                raise UserError(f"{number} {what} cannot be drawn from the {chats} chats of heldout")
     for name in config.variants:
         with at(f"variants.{name}"):
             _check_variant(config, name)

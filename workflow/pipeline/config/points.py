@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -178,15 +178,11 @@ class Answer(Requests):
     repeats: Whole = key("Answers, each after one to warm up.")
 
 
-POINTS = {
-    "throughput": Throughput,
-    "latency": Latency,
-    "forward_time": ForwardTime,
-    "kv_capacity": KvCapacity,
-    "decode": Decode,
-    "answer": Answer,
+_Kind = Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer
+POINTS: dict[str, type[_Kind]] = {
+    get_args(kind.model_fields["measure"].annotation)[0]: kind for kind in get_args(_Kind)
 }
-AnyPoint = Annotated[Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer, Field(discriminator="measure")]
+AnyPoint = Annotated[_Kind, Field(discriminator="measure")]
 
 
 class Serving(Section):

@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.metrics import INPUTS
+from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
 from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import estimates
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
+from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
@@ -101,12 +102,23 @@ def other_libraries(results: Path) -> str:
     return ", ".join(f"{number} made with {library}" for library, number in sorted(other.items()))
 
 
-def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob]) -> list[str]:
-    """Return why a run cannot start; print what its user should know otherwise."""
+def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob], unrecorded: Sequence[str] = ()) -> list[str]:
+    """Return why a run cannot start; print what its user should know otherwise.
+
+    Args:
+        profile: its settings.
+        jobs: that are to run.
+        unrecorded: finished files that Snakemake has no settings of, so it takes them for current whatever these are.
+    """
     report = Report(lambda line: None)
     notes = check_environment(report, profile, jobs)
     if profile.cores and not report.failures:
         notes.append(check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
+    if unrecorded:
+        notes.append(
+            f"note: {count(len(unrecorded), 'result')} finished after Snakemake was stopped, so it does not know the settings; "
+            f"if you changed the configuration since then, delete {some(unrecorded)}"
+        )
     for note in notes:
         print(note, file=sys.stderr)
     return report.failures

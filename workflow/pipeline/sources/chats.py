@@ -141,19 +141,15 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
-    """Return the function from a source's record to messages; it gives none where the question or answer is empty."""
+    """Return the function from a source's record to messages; it gives none where a user or assistant text is empty."""
     if source.get("chats") == "messages":
         return lambda record: _messages((message["role"], message["content"]) for message in record["messages"])
     if source.get("chats") == "sharegpt":
-        return lambda record: _messages((ROLES[turn["from"]], turn["value"]) for turn in record["conversations"])
+        return lambda record: _messages((turn["from"], turn["value"]) for turn in record["conversations"])
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
     templates = [(role, environment.from_string(source[role])) for role in ("user", "assistant")]
 
-    def read(record: dict[str, Any]) -> list[dict[str, str]]:
-        messages = _messages((role, template.render(record).strip()) for role, template in templates)
-        return messages if all(message["content"] for message in messages) else []
-
-    return read
+    return lambda record: _messages((role, template.render(record).strip()) for role, template in templates)
 
 
 def _no_null(value: Any) -> Any:
@@ -164,10 +160,10 @@ def _no_null(value: Any) -> Any:
 
 
 def _messages(turns: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    messages = [{"role": role, "content": content} for role, content in turns]
-    if not all(isinstance(text, str) for message in messages for text in message.values()):
-        raise TypeError("a role or a content is no text")
-    return messages
+    messages = [{"role": ROLES[role], "content": content} for role, content in turns]
+    if not all(isinstance(message["content"], str) for message in messages):
+        raise TypeError("a content is no text")
+    return messages if all(message["content"].strip() or message["role"] == "system" for message in messages) else []
 
 
 def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:
