@@ -1,7 +1,7 @@
 """The locked environments are consistent, and what installs them refuses a machine they cannot work on."""
 
-import re
 import os
+import re
 import shutil
 import subprocess
 import sys
