@@ -18,9 +18,12 @@ from tests.programs import ROOT
 from swiftkv.io import read_json
 
 FP8 = torch.float8_e4m3fn
-# config.json of the 8B in FP8; without what it says of that, it is the 8B's but for a path.
 LLAMA_8B_FP8 = read_json(ROOT / "tests/unit/configs/llama-3.1-swiftkv-8b-instruct-fp8.json")
+FP8_DYNAMIC = {
+    key: value for key, value in LLAMA_8B_FP8["quantization_config"].items() if key != "global_compression_ratio"
+}
 LLAMA_8B = {key: value for key, value in LLAMA_8B_FP8.items() if key != "quantization_config"}
+LLAMA_8B |= {"_name_or_path": "/data-fast/llama-3.1-8b-instruct"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ CHECKPOINTS = {
             "num_attention_heads": 128,
             "num_hidden_layers": 126,
             "num_key_value_layers": 63,
-            "quantization_config": LLAMA_8B_FP8["quantization_config"],
+            "quantization_config": FP8_DYNAMIC,
             "torch_dtype": "bfloat16",
             "transformers_version": "4.46.2",
         },
