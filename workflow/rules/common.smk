@@ -77,7 +77,7 @@ def sources_json(mix):
 
 
 def variants_with(wanted):
-    """A regular expression for the names of the variants that a function wants."""
+    """A regular expression for the names of the variants for which `wanted` is true."""
     return pattern(name for name, variant in scale.variants.items() if wanted(variant))
 
 

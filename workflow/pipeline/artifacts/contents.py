@@ -17,11 +17,10 @@ from pipeline.artifacts import claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
 from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, players, rows
-from pipeline.config import Config
+from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
-PROJECT = Path(__file__).parents[3]
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 Entry = Mapping[str, Any]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.metrics import INPUTS
+from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-PROJECT = Path(__file__).parents[3]
 _OPTIONAL = ("data", "checkpoint", "file")
 
 

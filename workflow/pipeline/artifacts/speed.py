@@ -151,12 +151,10 @@ def latency(entry: Entry, files: Files) -> Drawing:
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
-    notes = [*served.notes]
-    if dotted.any():
-        notes.insert(0, f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more.")
-    if ((served.rows["metric"] == "sustained") & (served.rows["value"] == 0)).any():
-        notes.insert(0, "Open markers: the rate was not sustained.")
-    figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes)
+    opened = (served.rows["metric"] == "sustained") & (served.rows["value"] == 0)
+    notes = ["Open markers: the rate was not sustained."] if opened.any() else []
+    notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more."] if dotted.any() else []
+    figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
         chats = "held-out chats, up to " if settings.get("dataset") else ""
