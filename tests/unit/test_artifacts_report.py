@@ -42,7 +42,7 @@ def page(tmp_path_factory):
 def test_the_result_comes_first_and_everything_is_there(page):
     text = page.read_text()
     found = re.search(
-        r"Of (\d+) claims of the paper and the blog post, (\d+) agree \(by (\d+) different numbers; (\d+) with",
+        r"Of (\d+) claims of the paper and the blog post, (\d+) agree \((\d+) distinct values; (\d+) claims with",
         text,
     )
     assert found and found[2] == found[4] and 1 < int(found[3]) <= int(found[2])

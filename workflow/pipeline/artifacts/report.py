@@ -157,7 +157,7 @@ def result(artifacts: Iterable[Artifact]) -> str:
     good = [line for line in lines if line["verdict"] == VERDICTS[0]]
     stated, numbers = sum(line["as_stated"] == "True" for line in good), len({line["value"] for line in good})
     words = [f"{counts[verdict]} {said}" for verdict, said in zip(VERDICTS, _SAID, strict=True)]
-    words[0] += f" (by {numbers} different numbers; {stated} with the value as stated)"
+    words[0] += f" ({numbers} distinct values; {stated} claims with the value as stated)"
     return f"Of {len(lines)} claims of the paper and the blog post, {enumeration(words)}."
 
 
