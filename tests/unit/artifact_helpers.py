@@ -150,6 +150,12 @@ def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
     }
 
 
+def reading(model, variant, layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
+    """A record of what a variant reads; the heads are a family's."""
+    result = {key: value for key, value in reading_result(layers, layer, bits, sha256).items() if key != "heads"}
+    return record("reading", model, variant, result, settings={"seed": 42})
+
+
 def training(model, variant, gpus=0):
     result = shipped("training/*/swiftkv-50.json") | {"hours": 2.0, "gpus": gpus}
     settings = {"loss": "distillation", "start": "fitted" if "tuned" in variant else "copied"}

@@ -13,6 +13,7 @@ from tests.unit.artifact_helpers import (
     ROOT,
     closeness,
     made,
+    reading,
     resolved,
     saved,
     scale,
@@ -64,6 +65,25 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
     assert third[0].startswith(f"swiftkv-50 | baseline | {IN_NOISE} -10.00") and "(10%)" in third[0]
     assert any(note.startswith("Avg.: mean over ARC-Challenge and Winogrande") for note in table.notes)
     assert {"measured", "arithmetic", "published"} <= set(table.values["source"])
+
+
+READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
+
+
+def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_passages(tmp_path):
+    """A passage saves the model 16 bits of three answers; each takes one variant a bit less than the other."""
+    columns = ["passage_kept_percent"]
+    panels = [{"columns": columns}, {"columns": columns, "rows": "differences"}]
+    entry = resolved("table", models=["small"], variants=["baseline", *READ], panels=panels)
+    records = [reading(LLAMA, variant, 32, 16, bits) for variant, bits in READ.items()]
+    shares = text(made(entry, reading=saved(tmp_path, records)).grids[0])
+    kept = [line.split(" | ")[1].split(" [")[0].split("\N{NO-BREAK SPACE}")[0] for line in shares]
+    assert kept == ["100", "69", "88"]  # of 16 bits 11 and 14
+    entry = resolved("table", models=["small"], variants=list(READ), panels=panels)
+    apart = made(entry, reading=saved(tmp_path, records)).values.query("against == 'swiftkv-50-tuned'")
+    assert apart["value"].tolist() == [100 * -3 / 16]
+    other = reading(LLAMA, "swiftkv-50-tuned", 32, 16, sha256="other passages")
+    assert made(entry, reading=saved(tmp_path, [records[0], other])).values.query("against != ''").empty
 
 
 def test_a_task_that_could_not_be_asked_says_why_and_is_in_no_average(tmp_path):

@@ -30,6 +30,9 @@ _LOOKS = {
     "swiftkv-50-tuned": ("#882255", "D", "xxxx"),
     "copied": ("#D55E00", "o", ""),
     "fitted": ("#009E73", "^", ""),
+    "trained, paper's recipe": ("#CC79A7", "s", ""),
+    "trained, tuned": ("#0072B2", "D", ""),
+    "trained, tuned, for prompts alone": ("#882255", "P", ""),
 }
 # Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
 _OTHER_LOOKS = (("#117733", "X", "oooo"), ("#999933", "o", "////"), ("#AA4499", "s", "...."))

@@ -218,8 +218,13 @@ def _similarity(record: Record, base: Record | None) -> Found:
 
 
 def _reading(record: Record, base: Record | None) -> Found:
-    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task."""
+    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l."""
     model = record.result["members"][0]
+    if record.spec:
+        yield (
+            {"passage_kept_percent": passage_kept(record.result).scaled(100)},
+            {"n": len(model["tasks"]["squad"]["bits"])},
+        )
     for member in record.result["members"]:
         at = {"at": member["layer"]}
         yield {"prompt_flops_percent": 100 * member["flops"]}, at
@@ -234,6 +239,12 @@ def _reading(record: Record, base: Record | None) -> Found:
     for kind, weights in (record.value("heads") or {}).items():
         for layer, weight in enumerate(weights):
             yield {f"{kind}_head": weight}, {"at": layer}
+
+
+def passage_kept(reading: Mapping[str, Any]) -> Estimate:
+    """The share that a trained variant keeps of the bits that passages save the unchanged model."""
+    model, member = reading["members"]
+    return bootstrapped_ratio(saved_bits(model, member, "squad"), saved_bits(model, model, "squad"))
 
 
 def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:

@@ -51,9 +51,13 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
     elif name == "architectures":
         yield from (f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES)
     elif name == "reading":  # families, and the variants that are trained
-        trained = [variant for _, variant, _ in rows(entry) if config.variants[variant].rewired]
-        for variant in () if entry["unmeasured"] else [*entry.get("families", ()), *trained]:
-            yield STAGES["evaluate_reading"].file(config, model=models[0], variant=variant)
+        families = [(model, family) for model in models for family in entry.get("families", ())]
+        trained = [
+            (model, name) for model, name, cache in rows(entry) if cache == "auto" and config.variants[name].rewired
+        ]
+        for model, variant in [*families, *trained]:
+            if not entry["unmeasured"].get(model, {}).keys() & {variant, "baseline"}:
+                yield STAGES["evaluate_reading"].file(config, model=model, variant=variant)
     else:
         stage, what = MEASURED[name]
         for member, (model, variant, kv_cache) in itertools.product(

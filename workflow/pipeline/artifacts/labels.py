@@ -9,6 +9,7 @@ from pipeline.artifacts.frame import MERGED
 from pipeline.artifacts.metrics import enumeration, length_label, percent
 from swiftkv.spec import SwiftKVSpec
 
+OWN = "for prompts alone"  # where answers keep their own keys and values
 PAPER_RECIPE = "distillation"  # the recipe of the paper's variants
 Entry = Mapping[str, Any]
 
@@ -25,7 +26,7 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
     label = f"{percent(known.prefill_reduction)} SingleInputKV"
     if known.key_value_group_size > 1:
         label += f" + {known.key_value_group_size}× AcrossKV"
-    ways = {"early exit": known.early_exit, "for prompts alone": known.own_key_values}
+    ways = {"early exit": known.early_exit, OWN: known.own_key_values}
     return ", ".join([label + heads_label(spec), *(way for way, on in ways.items() if on)])
 
 

@@ -7,12 +7,12 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, MERGED, Row, cells, in_bits, outcomes, scale_of
+from pipeline.artifacts.frame import BASELINE, MERGED, Row, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import Record
-from pipeline.statistics import Estimate, estimate, exact, mean_of, paired_difference, ratio
+from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
 
 Entry = Mapping[str, Any]
@@ -45,9 +45,12 @@ def accuracies(entry: Entry) -> list[str]:
 def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[str]) -> Iterator[Row]:
     """Reductions, averages over tasks and differences of cases."""
     specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
+    read = {model for model, *_, measure in found if measure == "reading"}
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from _average(case, tasks, found)
+        if case.model in read and case[1:] == BASELINE:  # what others are shares of
+            yield cells("passage_kept_percent", exact(100), **case._asdict())
     for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
 
@@ -146,6 +149,20 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             close = ratio(sums, mine["positions"])
             more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
             yield cells(measure, estimate(**close).scaled(factor), **more, **known)
+    if first.model == second.model and (kept := _kept_apart(found, first, second)):
+        yield cells("passage_kept_percent", kept.scaled(100), file=_files(found, both, ["reading"]), **known)
+
+
+def _kept_apart(found: Found, first: Case, second: Case) -> Estimate | None:
+    """How much more of the passages of the same questions one case keeps than another, both trained."""
+    readings = [_result(found, case, "reading") for case in (first, second)]
+    if not all(readings) or readings[0]["tasks"]["squad"] != readings[1]["tasks"]["squad"]:
+        return None
+    model = readings[0]["members"][0]
+    saved = [saved_bits(model, reading["members"][1], "squad") for reading in readings]
+    return bootstrapped_ratio(
+        [mine - theirs for mine, theirs in zip(*saved, strict=True)], saved_bits(model, model, "squad")
+    )
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
 from pipeline.artifacts.frame import Row, row, saved_bits
-from pipeline.artifacts.labels import heading, label
+from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Entry, Files, Numbers
 from pipeline.artifacts.records import Record
@@ -32,17 +32,18 @@ LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
 
 def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task: the share kept over l, with FLOPs of a prompt above; bars are the attention of the heads that read."""
-    shown = Numbers(entry, files)
-    if not shown.records:
+    numbers = Numbers(entry, files)
+    if not numbers.records:
         raise UserError(f"{entry['name']} has nothing to draw: its model is not measured at this scale")
-    metrics = dict(iter(shown.rows.groupby("metric")))
-    shown.add(differences(shown.records))
+    metrics = dict(iter(numbers.rows.groupby("metric")))
+    numbers.add(differences(numbers.records))
     rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
-    tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "variant"))
+    rows = rows.assign(curve=[_curve(entry, variant) for variant in rows["variant"]])
+    tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
     layers, height = int(rows["at"].max()), -(-len(tasks) // 2)  # the unchanged model has all layers
-    handles = [handle(label(entry, name) if name in entry["recipes"] else name, **look(name).line) for name in names]
+    handles = [handle(name, **look(name).line) for name in names]
     handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
-    notes = [*_smallest(entry, rows, layers), *shown.notes]
+    notes = [*_smallest(entry, rows, layers), *numbers.notes]
     figure = new_figure(PAGE, 0.6 + 2.3 * height, heading(entry), handles, notes)
     axes = figure.subplots(height, 2, squeeze=False, sharey=True).flat
     for axis in axes[len(tasks) :]:
@@ -54,7 +55,8 @@ def make(entry: Entry, files: Files) -> Drawing:
             bars = metrics[metric].drop_duplicates("at")
             axis.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color, zorder=0)
         for name in names:
-            curve = rows[(rows["variant"] == name) & (rows["point"] == task) & (rows["at"] < layers)]
+            shown = (rows["curve"] == name) & (rows["point"] == task) & (rows["at"] < layers)
+            curve = rows[shown].sort_values("at")
             draw_curve(axis, curve, look(name))
             best = lasting(curve, entry["share"])[:1]
             axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
@@ -65,7 +67,17 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set(xlabel="Layers that prompts run, $l$ (above: FLOPs)", xlim=(flops["at"].min() - 0.5, layers + 0.5))
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
-    return Drawing(figure, shown.data)
+    return Drawing(figure, numbers.data)
+
+
+def _curve(entry: Entry, variant: str) -> str:
+    """The curve of a family, or of the recipe and the way in which a variant is trained."""
+    if variant in FAMILIES:
+        return variant
+    recipe = entry["recipes"].get(variant)
+    name = {None: variant, PAPER_RECIPE: "trained, paper's recipe"}.get(recipe, f"trained, {recipe}")
+    spec = next(specs[variant] for specs in entry["specs"].values())
+    return f"{name}, {OWN}" if spec.get("own_key_values") else name
 
 
 def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline.config import Config
 from pipeline.config.catalogue import asked, asks
-from pipeline.config.settings import Mix
+from pipeline.config.settings import FAMILIES, Mix
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
 from pipeline.run.sizes import Size
@@ -199,10 +199,11 @@ class Work:
         return self.forward(tokens * (4 if changed else 2))
 
     def _reading(self) -> float:
-        """The unchanged model over all prompts; the members of a family, or a trained variant, take about as long again."""
+        """The unchanged model over all prompts, from which a trained variant goes on; a family takes about as long again."""
         asked = self.config.reading
         passages = (asked.items + 4 * asked.among) * self.text.chat_tokens
-        return self.forward(2 * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
+        passes = 2 if self.job.wildcards["variant"] in FAMILIES else 1
+        return self.forward(passes * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
 
     def _serving(self) -> float:
         """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""

@@ -151,21 +151,28 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
     return decoder.forward_upper(state, student=True)[0][0]
 
 
+def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether a rewired model has the unchanged model's very weights up to layer l, so that one pass serves both."""
+    ours, theirs = model.model, teacher.base_model
+    depth = ours.spec.num_key_value_layers
+    pairs = zip([ours.embed_tokens, *ours.layers[:depth]], [theirs.embed_tokens, *theirs.layers[:depth]], strict=True)
+    return all(
+        one is other for mine, its in pairs for one, other in zip(mine.parameters(), its.parameters(), strict=True)
+    )
+
+
 @torch.inference_mode()
 def answer_bits(
-    teacher: PreTrainedModel, members: Mapping[int, PreTrainedModel], document: Document, trained: bool
+    teacher: PreTrainedModel, members: Mapping[int, PreTrainedModel], document: Document
 ) -> list[list[float]]:
-    """Bits of the answer, and KL of the unchanged model to a member in nats over the answer, of it and of each member by l.
-
-    Args:
-        trained: whether the members may have other weights in layers below l, too.
-    """
+    """Bits of the answer, and KL of the unchanged model to a member in nats over the answer, of it and of each member by l."""
     row = torch.tensor([document.tokens[:-1]], device=teacher.device)
     run, head = teacher.base_model(row, use_cache=False, output_hidden_states=True), teacher.get_output_embeddings()
     reference = run.last_hidden_state[0, document.prompt - 1 :]
     students = [(reference, head)]
     for layer, model in members.items():
-        hidden = model.model.forward_lower(row).hidden if trained else run.hidden_states[layer]
+        shared = shares_lower(teacher, model)
+        hidden = run.hidden_states[layer] if shared else model.model.forward_lower(row).hidden
         students.append((answer_states(model, hidden, document.prompt), model.get_output_embeddings()))
     found = compare(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
     return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
@@ -269,7 +276,7 @@ def measure_reading(
 
     found = {}
     for number, document in enumerate(documents, 1):
-        measure = partial(answer_bits, teacher, members, document, spec is not None)
+        measure = partial(answer_bits, teacher, members, document)
         found[document] = kept.answer(document, measure)
         if number % 50 == 0 or number == len(documents):
             print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
