@@ -29,7 +29,8 @@ TRAINING = f"training/{SMOL}/swiftkv-50.json"
 SIMILARITY = f"similarity/{SMOL}.json"
 SERVING = f"serving/batch-2k/{SMOL}/swiftkv-50/auto.json"
 ANSWER = f"serving/answer/{SMOL}/swiftkv-33-tuned-quarter/auto.json"
-FEW = (SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
+READING = f"reading/{SMOL}/swiftkv-33-tuned-quarter.json"
+FEW = (READING, SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
 
 
 @pytest.fixture
@@ -76,6 +77,7 @@ def elsewhere(run):
     put(run[TRAINING], "result.seconds", lambda seconds: 2 * seconds)
     put(run[TRAINING], "result.loss_last", lambda loss: 1.02 * loss)
     put(run[SIMILARITY], "result.simscore.1", lambda score: score + 0.003)
+    put(run[READING], "result.members.1.tasks.squad.bits.3", lambda bits: bits + 2)
     put(run[SERVING], "result.samples_seconds", lambda samples: [2 * each for each in samples])
     put(run[SERVING], "result.baseline_samples_seconds", lambda samples: [2.2 * each for each in samples])
     put(run[ANSWER], "result.samples_seconds", lambda samples: [9 * each for each in samples])  # a longer one
@@ -84,7 +86,7 @@ def elsewhere(run):
 
 def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared, tmp_path):
     same = compared(run)
-    assert same.disagreements == [] and same.records == 6 and same.agreed > 100
+    assert same.disagreements == [] and same.records == 7 and same.agreed > 100
     other = compared(elsewhere(run))
     assert other.disagreements == [] and other.agreed == same.agreed
     assert "Another, 8 cores" in report(other, tmp_path / "reference", tmp_path / "run")
@@ -96,6 +98,12 @@ def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared,
         (FIDELITY, "result.kl.value", lambda kl: 1.1 * kl, "kl is 0.55"),
         (FIDELITY, "result.kl.n", 49, "kl.n is 49, in the reference 50"),
         (FIDELITY, "result.kl", None, "kl is missing"),
+        (
+            READING,
+            "result.members.1.tasks.squad.bits",
+            lambda bits: [each + 1 for each in bits],
+            "kept of squad at l = 20",
+        ),
         (TRAINING, "result.loss_last", lambda loss: 1.2 * loss, "loss_last"),
         (SIMILARITY, "result.pairwise.2.3", lambda cosine: cosine - 0.05, "pairwise[2][3] is "),
         (SERVING, "result.baseline_samples_seconds", lambda times: [2 * each for each in times], "speed-up is 2.6"),
@@ -136,7 +144,7 @@ def test_missing_records_and_numbers_are_disagreements(run, compared):
     run[SCORE] = unavailable
     del run[FIDELITY]
     first, second = compared(run).disagreements
-    assert first.startswith(f"{SCORE}: unavailable") and second == f"1 of 6 records are missing: {FIDELITY}"
+    assert first.startswith(f"{SCORE}: unavailable") and second == f"1 of 7 records are missing: {FIDELITY}"
     assert compared(whole, reference=whole | {SCORE: unavailable}).disagreements == []
 
 
@@ -152,7 +160,7 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
 def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
     only = inputs(typed(scale("local")), ["demo"])
     assert {SIMILARITY, ANSWER} < only and SCORE not in only
-    assert compare(SHIPPED, SHIPPED, only).records == 3
+    assert compare(SHIPPED, SHIPPED, only).records == 4
     with pytest.raises(UserError, match="no reference run is shipped for this scale"):
         compare(tmp_path / "none", tmp_path)
     with pytest.raises(UserError, match="has none of the"):
@@ -216,7 +224,7 @@ def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
     targets = ("results/local/figures/figure2_left.csv", "table2")
     drawn = command("redraw", "--reference", place, *targets, cwd=tmp_path)
     file = "results/reference/local/figures/figure2_left.csv"
-    lacking = "results/reference/local/tables/table2.csv is not drawn: the run has no scores/"
+    lacking = "results/reference/local/tables/table2.csv is not drawn: the run has no reading/"
     assert drawn.stdout.startswith(f"{file}\n{lacking}") and drawn.stderr == "error: 1 artifacts could not be drawn\n"
     scores = read_json(SHIPPED / SIMILARITY)["result"]["simscore"]
     with (tmp_path / file).open(newline="") as lines:

@@ -8,6 +8,7 @@ and the other contradicts are disagreements, whatever their size.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import pandas as pd
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
+from pipeline.artifacts.frame import saved_bits
 from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
@@ -49,7 +51,6 @@ EXACT = Tolerance()
 ROUNDED = {
     # Errors are of the answers that changed; bits per byte have small ones.
     "score:result": Tolerance(share=0.05, errors=3),
-    "reading:result.members.*.tasks.*": Tolerance(share=0.1, absolute=1.0),  # of single answers
     "reading:result.heads.*": Tolerance(absolute=0.05),
     "*.answer_kl": Tolerance(share=0.08, absolute=0.005),  # of a third of the positions of kl
     "*.kl": Tolerance(share=0.05, absolute=0.003),
@@ -68,6 +69,7 @@ ROUNDED = {
 }
 # On the same processor two runs differed by up to 11 %, two processors by 1.55 to 1.85 at 2,000 tokens.
 SPEEDUP = Tolerance(errors=2, share=0.25)
+KEPT = Tolerance(share=0.05, absolute=0.05)  # of what texts save, summed over answers
 NOT_COMPARED = re.compile(
     # names, words and answers, of which the numbers are compared
     r".*:(model\.title|settings\.\w+_example|result\.(what|criterion)|result\.answers\..*)"
@@ -77,6 +79,7 @@ NOT_COMPARED = re.compile(
     r"|kv_capacity:result\.kv_cache_bytes|training:result\.(attention|gpus|accelerator)"
     # errors and single values of what is compared as a whole
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
+    r"|reading:result\.members\..*\.tasks\..*"
     # times and speeds
     r"|latency:result\..*|.*:result\..*(second|hours|_ms|_per_gpu|mfu_percent|decode_only).*|decode:result\.steps"
 )
@@ -115,6 +118,9 @@ class Comparison:
         elif self._same(name, EXPERIMENT, expected, measured):
             self._same(name, ("result", "engine", "cost"), expected, measured)
             self._speedups(name, expected, measured)
+            kept = dict(_kept(measured))
+            for key, was in _kept(expected):
+                self._check(f"{name}: {key}", was, kept.get(key), KEPT, None)
 
     def _same(self, name: str, sections: tuple[str, ...], expected: Record, measured: Record) -> bool:
         """Compare sections of two records; whether all agree."""
@@ -277,6 +283,15 @@ def _ratios(record: Record) -> Iterator[tuple[str, Estimate]]:
     for place, size in enumerate(sizes):
         if turns := record.turns(unit, None if size is None else place):
             yield "speed-up" + ("" if size is None else f" of batch {size}"), ratio_of_turns(*turns)
+
+
+def _kept(record: Record) -> Iterator[tuple[str, float]]:
+    """Yield the share that each rewired model of a reading keeps of each task."""
+    model, *members = record.value("members") or [None]
+    for member in members:
+        for task in member["tasks"]:
+            saved, whole = (math.fsum(saved_bits(model, each, task)) for each in (member, model))
+            yield f"kept of {task} at l = {member['layer']}", saved / whole
 
 
 def _least(ratio: Estimate) -> float:
