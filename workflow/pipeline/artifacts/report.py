@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
+from pipeline.artifacts.frame import passage_kept
 from pipeline.artifacts.metrics import enumeration, show_interval
 from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.records import PROJECT, Record, provenance
@@ -165,19 +166,20 @@ _SAID = ("agree", "are contradicted", "are undecided by the measured 95 % interv
 
 
 def _demonstrated(records: Iterable[Record]) -> str:
-    """The layers that prompts ran, closeness and speed of the demo's variant; empty where one is not measured."""
+    """The layers that prompts ran, reading, closeness and speed of the demo's variant; empty where one is not measured."""
     found = {record.measure: record for record in records if record.ok and record.spec}
-    if not found.keys() >= {"fidelity", "answer"}:
+    if not found.keys() >= {"fidelity", "reading", "answer"}:
         return ""
     closeness, spec, turns = found["fidelity"], found["answer"].spec, found["answer"].turns("ms")
     kl, start = closeness.value("kl"), closeness.value("start")  # there is no start with an FP8 cache, say
     if not (kl and start and turns):
         return ""
-    gain = ratio_of_turns(*turns)
+    gain, kept = ratio_of_turns(*turns), passage_kept(found["reading"].result).scaled(100)
     return (
-        f"Prompts ran {spec['num_key_value_layers']} of {spec['num_hidden_layers']} layers: KL to "
-        f"{closeness.model['title']} is {kl['value']:.3f} nats a token after training ({start['kl']['value']:.3f} before), and "
-        f"the speed-up to the first token is {show_interval(gain.value, gain.low, gain.high, '.2f|×')}."
+        f"Prompts ran {spec['num_key_value_layers']} of {spec['num_hidden_layers']} layers. Of what passages tell "
+        f"{closeness.model['title']}, {show_interval(kept.value, kept.low, kept.high, '.0f|%')} is kept; KL to it is "
+        f"{kl['value']:.3f} nats a token after training ({start['kl']['value']:.3f} before), and the speed-up to the first token "
+        f"is {show_interval(gain.value, gain.low, gain.high, '.2f|×')}."
     )
 
 

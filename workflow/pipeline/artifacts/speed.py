@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -82,7 +82,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
     handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
-    figure = new_figure(PAGE, 1.4 + 1.9 * len(metrics), heading(entry), handles, served.notes)
+    figure = new_figure(PAGE, 1.4 + 1.9 * len(metrics), heading(entry), handles, [*_decoding(served), *served.notes])
     axes = figure.subplots(len(metrics), len(served.cases), squeeze=False)
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     for metric, row in zip(metrics, axes, strict=True):
@@ -98,6 +98,15 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     for axis in axes[-1]:
         axis.set_xlabel("Input tokens")
     return Drawing(figure, served.data)
+
+
+def _decoding(served: Served) -> Iterator[str]:
+    """How much of the baseline's time steps take in which no prompt is left; SwiftKV cannot shorten them."""
+    rows = served.rows
+    shares = rows[(rows["metric"] == "decode_only_percent") & (rows["variant"] == "baseline")]["value"].dropna()
+    if len(shares):
+        ends = dict.fromkeys(f"{end:.0f}" for end in (shares.min(), shares.max()))
+        yield f"Steps that only decode take {' to '.join(ends)}% of the baseline's time."
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
