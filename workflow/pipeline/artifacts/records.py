@@ -215,9 +215,8 @@ def _conditions(record: Record) -> dict[str, Any]:
             "weights": "dummy weights" if record.dummy else "real weights",
             "quantization": settings.get("quantization"),
         }
-    if (
-        record.measure in (*POINTS, "score", "fidelity", "reading") and not record.dummy
-    ):  # speed and quality are of one checkpoint
+    # Speed and quality are of one checkpoint.
+    if record.measure in (*POINTS, "score", "fidelity", "reading") and not record.dummy:
         found[f"checkpoint of {record.variant}"] = [record.weights, *(record.model[name] for name in _IDENTITY)]
     if questions := record.value("questions"):
         found[f"questions of {record.what}, or how they are asked"] = questions["sha256"]
