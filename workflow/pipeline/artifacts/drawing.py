@@ -126,11 +126,11 @@ class Bar(NamedTuple):
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits, each with its number above."""
+    """Grouped bars, one group a name in `groups`; dashes are limits, with their numbers above all else."""
     width = 0.84 / len(series)
     tops = [top for _, bars in series for bar in bars for top in (bar.value, bar.high, bar.limit) if top]
     highest = max(tops, default=1.0)
-    narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 8
+    narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 9
     text = {"ha": "center", "fontsize": 6, "rotation": 90 if narrow else 0}
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
@@ -147,7 +147,8 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.45 * bar.value, bar.text, va="center", bbox=box, **text)
             if bar.limit is not None:
                 axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
-                axis.text(x, bar.limit + 0.015 * highest, bar.limit_text, color="0.25", **text)
+                above = max(bar.limit, bar.value, bar.high or 0)
+                axis.text(x, above + 0.015 * highest, bar.limit_text, color="0.25", **text)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, 1.2 * highest)
