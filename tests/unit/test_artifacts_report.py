@@ -102,12 +102,14 @@ def test_the_demo_needs_no_turns_and_no_start_for_its_report(tmp_path, capsys, t
     records = {
         key: read_json(SHIPPED / place / SMOL / "swiftkv-33-tuned-quarter/auto.json") for key, place in places.items()
     }
+    records["reading"] = read_json(SHIPPED / "reading" / SMOL / "swiftkv-33-tuned-quarter.json")
     records["serving"]["settings"]["in_turns"] = turns > 1
     records["fidelity"]["result"]["start"] = records["fidelity"]["result"]["start"] if start else None
     times = {"samples_ms": [500, 500, 500, 500][: turns or 1], "baseline_samples_ms": [750, 600, 750, 600][:turns]}
     records["serving"]["result"] |= times
-    for artifact, key in (("demo_quality", "fidelity"), ("demo_answer", "serving")):
-        make(typed(config), artifact, tmp_path / "results", **{key: saved(tmp_path / "records", [records[key]])})
+    files = {key: saved(tmp_path / "records", [record]) for key, record in records.items()}
+    for artifact, keys in (("demo_quality", ("fidelity", "reading")), ("demo_answer", ("serving",))):
+        make(typed(config), artifact, tmp_path / "results", **{key: files[key] for key in keys})
     write_report(tmp_path / "results", tmp_path / "report.html", tmp_path / "gallery.md")
     _, *sentences = capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert len(sentences) == (said is not None) and all(sentence.endswith(said) for sentence in sentences)

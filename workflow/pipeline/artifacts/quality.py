@@ -50,7 +50,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from _average(case, tasks, found)
         if case.model in read and case[1:] == BASELINE:  # what others are shares of
-            yield cells("passage_kept_percent", exact(100), **case._asdict())
+            yield cells("passage_kept_percent", exact(100), **case._asdict() | {"source": "arithmetic"})
     for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
 
