@@ -152,7 +152,7 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
 
 
 def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether a rewired model has the unchanged model's very weights up to layer l, so that one pass serves both."""
+    """Whether a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
     ours, theirs = model.model, teacher.base_model
     depth = ours.spec.num_key_value_layers
     pairs = zip([ours.embed_tokens, *ours.layers[:depth]], [theirs.embed_tokens, *theirs.layers[:depth]], strict=True)
