@@ -14,6 +14,7 @@ from tests.unit.artifact_helpers import (
     closeness,
     made,
     reading,
+    record,
     resolved,
     saved,
     scale,
@@ -68,6 +69,25 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
 
 
 READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
+
+
+def test_a_float32_cache_is_named_so_and_counted_in_16_bits(tmp_path):
+    columns = ["kv_cache_gib", "capacity_ratio"]
+    entry = resolved("table", models=["small"], variants=["baseline", "baseline/fp8"], points=["kv-capacity"],
+                     panels=[{"columns": columns}])  # fmt: skip
+    settings = {"point": "kv-capacity", "dtype": "float32", "input_tokens": 2000, "merge_all_layers": False}
+    records = [
+        record("kv_capacity", LLAMA, "baseline", {"kv_cache_tokens": tokens, "kv_cache_bytes": gib << 30},
+               kv_cache=kv_cache, settings=settings, engine={"vllm": "0.32.0", "compilation": "eager"}, cost={})
+        for kv_cache, tokens, gib in (("auto", 1000, 2), ("fp8", 2000, 1))
+    ]  # fmt: skip
+    table = made(entry, serving=saved(tmp_path, records))
+    (grid,) = map(text, table.grids)
+    assert [re.sub(" +", "", row).split("|")[1:] for row in grid] == [
+        ["float32", "2.00", "1.000×"],
+        ["FP8", "1.00", "2.000×"],
+    ]
+    assert any("float32 KV cache" in note for note in table.notes)
 
 
 def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_passages(tmp_path):

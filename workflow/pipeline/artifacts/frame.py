@@ -286,8 +286,14 @@ def _capacity(record: Record, base: Record | None) -> Found:
     if base is not None:
         base_tokens, base_size = (base.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
         # At equal cache memory: the budgets differ a little where the weights do.
-        gain = tokens / size / (base_tokens / base_size) if size and base_size else tokens / base_tokens
+        memory = size and base_size and _of_16_bits(record, size) / _of_16_bits(base, base_size)
+        gain = tokens / base_tokens / (memory or 1)
     yield {"kv_kib_per_token": size and size / tokens / 1024, "capacity_ratio": gain}, {}
+
+
+def _of_16_bits(record: Record, size: float) -> float:
+    """What a cache of `size` bytes would take in 16-bit numbers, as the cost model counts it; FP8 stays as it is."""
+    return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 
 def _by_batch(record: Record, base: Record | None) -> Found:

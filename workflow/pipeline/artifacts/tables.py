@@ -33,6 +33,10 @@ class Shown(Numbers):
         self.lines[:0] = [Line(case) for case in others if case not in cases]
         self.several = len({line.case.model for line in self.lines}) > 1
         self.with_fp8 = any(line.case.kv_cache == "fp8" for line in self.lines)
+        formats = {record.settings["dtype"] for record in self.records if "dtype" in record.settings}
+        self.cache_format = formats.pop() if len(formats) == 1 else "bfloat16"
+        if self.with_fp8 and self.cache_format == "float32":
+            self.notes.append("Reductions and ratios count the float32 KV cache as one of 16-bit numbers.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
         self.tasks: Mapping[str, Any] = entry.get("tasks", {})
         self.accuracies = quality.accuracies(entry)
@@ -64,7 +68,7 @@ class Shown(Numbers):
         cells = {"Model": self.titles.get(case.model, MISSING)} if self.several else {}
         cells["Variant"] = variant
         if self.with_fp8:
-            cells["KV cache"] = {"auto": "bfloat16", "fp8": "FP8"}[case.kv_cache]
+            cells["KV cache"] = "FP8" if case.kv_cache == "fp8" else self.cache_format
         return cells
 
     def interval(self, row: Row, sign: str = "") -> str:
