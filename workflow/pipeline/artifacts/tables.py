@@ -36,7 +36,7 @@ class Shown(Numbers):
         formats = {record.settings["dtype"] for record in self.records if "dtype" in record.settings}
         self.cache_format = formats.pop() if len(formats) == 1 else "bfloat16"
         if self.with_fp8 and self.cache_format == "float32":
-            self.notes.append("Reductions and ratios count the float32 KV cache as one of 16-bit numbers.")
+            self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
         self.tasks: Mapping[str, Any] = entry.get("tasks", {})
         self.accuracies = quality.accuracies(entry)
