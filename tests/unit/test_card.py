@@ -12,7 +12,7 @@ VARIANT = "smollm2-135m/swiftkv-50-across4"
 
 
 def test_metadata_and_numbers(tmp_path):
-    source = json.loads((REFERENCE / "models/smollm2-135m/source.json").read_text())
+    source = json.loads((REFERENCE / f"training/{VARIANT}.json").read_text())["model"]
     (tmp_path / "source.json").write_text(json.dumps(source | {"kind": "hub", "id": "org/base"}))
     fidelity = REFERENCE / f"fidelity/{VARIANT}/auto.json"
     write_card(tmp_path / "source.json", REFERENCE / f"training/{VARIANT}.json", fidelity, tmp_path / "card.md")
@@ -27,12 +27,12 @@ def test_metadata_and_numbers(tmp_path):
 
 
 def test_what_was_not_measured_or_is_of_this_machine_is_left_out(tmp_path):
-    files = [f"models/{VARIANT.split('/')[0]}/source.json", f"training/{VARIANT}.json", f"fidelity/{VARIANT}/auto.json"]
-    source, training, fidelity = records = [json.loads((REFERENCE / file).read_text()) for file in files]
-    source |= {"kind": "local", "id": "/home/me/mine", "revision": None}
+    files = [f"training/{VARIANT}.json", f"fidelity/{VARIANT}/auto.json"]
+    training, fidelity = (json.loads((REFERENCE / file).read_text()) for file in files)
+    source = training["model"] | {"kind": "local", "id": "/home/me/mine", "revision": None}
     training["settings"]["loss"] = "lm"
     fidelity["result"] = {key: fidelity["result"][key] for key in ("answer_kl", "documents")}  # of own_key_values
-    for place, record in enumerate(records):
+    for place, record in enumerate((source, training, fidelity)):
         (tmp_path / f"{place}.json").write_text(json.dumps(record))
     write_card(*(tmp_path / f"{place}.json" for place in range(3)), tmp_path / "card.md")
     text = (tmp_path / "card.md").read_text()
