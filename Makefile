@@ -23,7 +23,7 @@ demo: .venv/.ready  ## the method from wiring to served answer on a small real m
 	@$(ACTIVATE) && { python -m pipeline compare --profile local demo; agrees=$$?; \
 	    python -m pipeline report --profile local; exit $$agrees; }
 
-reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (75 minutes on two cores with AMX)
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 4 hours on two cores in float32)
 	$(ACTIVATE) && python -m pipeline run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses

@@ -68,9 +68,6 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
     assert {"measured", "arithmetic", "published"} <= set(table.values["source"])
 
 
-READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
-
-
 def test_a_float32_cache_is_named_so_and_counted_in_16_bits(tmp_path):
     columns = ["kv_cache_gib", "capacity_ratio"]
     entry = resolved("table", models=["small"], variants=["baseline", "baseline/fp8"], points=["kv-capacity"],
@@ -88,6 +85,9 @@ def test_a_float32_cache_is_named_so_and_counted_in_16_bits(tmp_path):
         ["FP8", "1.00", "2.000×"],
     ]
     assert any("float32" in note for note in table.notes)
+
+
+READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
 
 
 def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_passages(tmp_path):
