@@ -64,8 +64,8 @@ smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on t
 vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of RELEASES of vLLM, or of all from 0.26 on (300 MB to download each)
 	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
-bench: .venv/.ready  ## speed of serving in pairs of engines; nothing else should run meanwhile
-	$(ACTIVATE) && python performance/bench.py --output results/bench/serving.json
+bench: .venv/.ready  ## speed of serving a small shape on two cores; nothing else should run meanwhile
+	$(ACTIVATE) && python performance/check_gpu.py --sizes processor --only 2 --minutes 60 --output results/bench
 
 check-gpu: .venv/.ready  ## one GPU in a quarter of an hour: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5; PACK=folder packs them
 	$(ACTIVATE) && $(if $(PACK),bash performance/pack_check.sh $(PACK),python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %))

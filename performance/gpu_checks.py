@@ -1,4 +1,4 @@
-"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER [--tiny] [--eager]` runs one of them.
+"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER SIZES [--eager]` runs one.
 
 Each check measures (a function of `Sizes` and a folder) and then judges its numbers by the limits below. Those of speed, memory
 and loss were stated before any GPU ran them; those of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the
@@ -8,8 +8,6 @@ requests.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +17,7 @@ from typing import Any
 
 import torch
 from gpu_models import (
-    GPU,
-    TINY,
+    SIZES,
     Reference,
     Sizes,
     case,
@@ -32,6 +29,8 @@ from gpu_models import (
     make_rows,
     random_model,
 )
+from gpu_prefill import prefill
+from gpu_training import more_tokens, resume
 
 from pipeline.artifacts.records import Record
 from pipeline.measure.dummy import dummy_checkpoint
@@ -42,7 +41,7 @@ from swiftkv.cost import Dimensions, added_weights, prefill_flops
 from swiftkv.device import compute_device, compute_dtype
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.step import make_step, use_attention
-from swiftkv.distill.trainer import Loop, make_engine, start_distributed, train
+from swiftkv.distill.trainer import Loop, make_engine, start_distributed
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
@@ -67,12 +66,16 @@ class Check:
         number, name: as they are printed.
         seconds: how long it takes on an H100, estimated.
         run: measures and judges; returns whether it passed, a line, and the numbers.
+        graphs: whether its engines capture CUDA graphs, without which it can run as well.
+        usual: whether it is one of those that run if none is named.
     """
 
     number: int
     name: str
     seconds: float
     run: Callable[[Sizes, Path], tuple[bool, str, dict[str, Any]]]
+    graphs: bool = False
+    usual: bool = True
 
 
 def card(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
@@ -123,7 +126,10 @@ def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     }
     passed, line, numbers = judge_answers(found, "unchanged")
     right, told, counted = judge_steps(steps)
-    return passed and right, f"{line}; {told}", numbers | counted
+    asynchronous = [answer.get("async_scheduling", False) for answer in answers.values()]
+    passed &= right and (all(asynchronous) or not torch.cuda.is_available())
+    line += f", with asynchronous scheduling in {sum(asynchronous)} of {len(asynchronous)} engines"
+    return passed, f"{line}; {told}", numbers | counted
 
 
 def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> tuple[bool, str, dict[str, Any]]:
@@ -188,25 +194,28 @@ def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
-        points[f"prompts-{length}"] = throughput(length, 1, number // 2)
-        points[f"requests-{length}"] = throughput(length, sizes.output, number)
+        points[f"prompts-{length}"] = throughput(length, 1, number // 2, sizes.turns)
+        points[f"requests-{length}"] = throughput(length, sizes.output, number, sizes.turns)
         least |= {f"prompts-{length}": PREFILL.get(length, 0.0), f"requests-{length}": MIXED.get(length, 0.0)}
     for batch in sizes.decode:  # a prompt of one token is a step like the others
-        points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
+        points[f"decode-{batch}"] = throughput(1, sizes.output, batch, sizes.turns)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
     return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not sizes.graphs), least)
 
 
-def throughput(length: int, output: int, number: int) -> dict[str, Any]:
+def throughput(length: int, output: int, number: int, turns: int) -> dict[str, Any]:
     """Return the settings of a throughput point of `number` requests."""
     return {"measure": "throughput", "input_tokens": length, "output_tokens": output,
-            "total_tokens": number * (length + output), "repeats": 2}  # fmt: skip
+            "total_tokens": number * (length + output), "repeats": turns}  # fmt: skip
 
 
 def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> tuple[bool, str, dict[str, Any]]:
     """Judge measured speed-ups by point; a point without a limit of its own is only printed."""
-    words = [f"{name} {one['speedup']:.3f}x (at least {least.get(name, 0):g}; FLOPs {one['limit']:.2f})"
-             for name, one in found.items()]  # fmt: skip
+    words = [
+        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least.get(name, 0):g}; FLOPs "
+        f"{one['limit']:.2f})"
+        for name, one in found.items()
+    ]
     return all(one["speedup"] >= least.get(name, 0) for name, one in found.items()), ", ".join(words), found
 
 
@@ -214,19 +223,19 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
 
     Returns:
-        `speedup`, the geometric mean of the turns, and the `limit` by FLOPs, for each point.
+        `speedup`, the geometric mean of the turns, `low` and `high` of its interval, and the `limit` by FLOPs, for each point.
     """
     gpus, spec = 1 if torch.cuda.is_available() else 0, half(sizes.large)
     write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
     for name, rewired in {"baseline": None, "swiftkv": spec}.items():
         dummy_checkpoint(folder / "source.json", rewired, folder / name)
     engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
-              "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 0.25}  # fmt: skip
+              "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 1}  # fmt: skip
     asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
     files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
     measure_points(
         ServingSettings("dummy", spec.fields, False, None, asked), "shape", "random weights", "swiftkv", "auto",
-        folder / "source.json", folder / "swiftkv", folder / "baseline", None, 600, 1, gpus, folder / "vllm.log",
+        folder / "source.json", folder / "swiftkv", folder / "baseline", None, 600, sizes.threads, gpus, folder / "vllm.log",
         folder / "state", files,
     )  # fmt: skip
     found = {}
@@ -235,7 +244,9 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
             raise UserError(
                 f"{name} was not measured beside the baseline: {record.reason or 'no memory for two engines'}"
             )
-        found[name] = {"speedup": ratio_of_turns(*turns).value, "limit": record.cost["request_speedup_limit"]}
+        ratio = ratio_of_turns(*turns)
+        limit = record.cost["request_speedup_limit"]
+        found[name] = {"speedup": ratio.value, "low": ratio.low, "high": ratio.high, "limit": limit}
     return found
 
 
@@ -325,66 +336,25 @@ def one_loss(step: Any, rows: PackedRows) -> float:
     return float(step(weights=weights / weights.sum(), **batch)[0])
 
 
-def resume(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Stop a training in the middle, resume it, and compare its losses with those of one that ran undisturbed."""
-    make_model(folder / "model", sizes.small, None)
-    make_rows(folder / "rows.safetensors", sizes.short, sizes.small["vocab_size"], 24)
-
-    def start(*arguments: Any) -> Any:
-        child = context.Process(target=train_once, args=(folder, half(sizes.small), sizes.short, *arguments))
-        child.start()
-        return child
-
-    context = multiprocessing.get_context("spawn")
-    whole = start("whole", None)
-    for stop in (3, None):
-        start("parts", stop).join()
-    whole.join()
-    columns = {
-        name: [",".join(line.split(",")[:7]) for line in (folder / name / "log.csv").read_text().splitlines()]
-        for name in ("whole", "parts")
-    }
-    return judge_resume(columns)
-
-
-def judge_resume(logs: dict[str, list[str]]) -> tuple[bool, str, dict[str, Any]]:
-    """Judge that both trainings logged the same losses, to the last digit."""
-    differing = sum(one != other for one, other in zip(logs["whole"], logs["parts"], strict=True))
-    return differing == 0, f"{len(logs['whole']) - 1} steps, {differing} with another loss after the stop", logs
-
-
-def train_once(folder: Path, spec: SwiftKVSpec, length: int, output: str, stop: int | None) -> None:
-    """Train the model of `folder`; end the process after `stop` steps."""
-    run = Loop.run
-
-    def stopping(loop: Loop, number: int) -> dict[str, float]:
-        if number == stop:
-            os._exit(0)
-        return run(loop, number)
-
-    Loop.run = stopping  # pyrefly: ignore [bad-assignment]
-    place = folder / output
-    train(folder / "model", spec, make_recipe(length), folder / "rows.safetensors", place / "state", place / "checkpoint",
-          place / "log.csv")  # fmt: skip
-
-
 CHECKS = {
     check.number: check
     for check in (
         # In the order in which they say most; seconds are estimates.
         Check(0, "card", 20, card),
         Check(1, "eager answers and rows", 110, exactness),
-        Check(2, "speed", 300, speed),
+        Check(2, "speed", 300, speed, graphs=True),
         Check(3, "training step", 70, training),
         Check(4, "stop and resume", 100, resume),
-        Check(5, "graphs, chunks and caches", 150, graphs_and_caches),
+        Check(5, "graphs, chunks and caches", 150, graphs_and_caches, graphs=True),
+        Check(6, "forward passes without vLLM", 90, prefill, usual=False),
+        Check(7, "more training tokens", 150, more_tokens, usual=False),
     )
 }
 
 
 def main() -> None:
-    number, output, folder, *options = sys.argv[1:]
-    sizes = TINY if "--tiny" in options else GPU
+    number, output, folder, size, *options = sys.argv[1:]
+    sizes = SIZES[size]
     sizes = replace(sizes, graphs=sizes.graphs and "--eager" not in options)
     passed, summary, numbers = CHECKS[int(number)].run(sizes, Path(folder))
     answer = {"status": "pass" if passed else "fail", "summary": summary, "numbers": numbers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,14 @@ class Sizes:
         copied: bytes of the copy.
         lengths: tokens of prompts whose answers are compared.
         batches: prompt tokens -> requests with `output` tokens out; of prompts alone half of them.
+        prompts: tokens of a forward pass -> how often all variants are timed forth and back.
         output: tokens of an answer.
         decode: batch sizes.
+        turns: how often each point of speed is measured with both models.
+        threads: of an engine on a processor.
         row: tokens of a packed row of the timed training; `short` of those that two kernels are compared on.
         steps: timed optimizer steps.
+        tokens: of the trainings of SmolLM2, the longest first; `rows` are those of a step.
         graphs: whether engines compile and capture CUDA graphs, where a check does not need them eager.
     """
 
@@ -52,11 +56,16 @@ class Sizes:
     copied: int
     lengths: tuple[int, ...]
     batches: dict[int, int]
+    prompts: dict[int, int]
     output: int
     decode: list[int]
+    turns: int
+    threads: int
     row: int
     short: int
     steps: int
+    tokens: tuple[int, ...]
+    rows: int
     graphs: bool
 
 
@@ -77,11 +86,16 @@ GPU = Sizes(
     copied=2**32,
     lengths=(40, 200, 300, 450, 700, 90, 512, 256),
     batches={2000: 100, 16_000: 14},
+    prompts={2048: 4, 4096: 4, 8192: 3, 16_384: 2, 32_768: 2, 65_536: 1},
     output=256,
     decode=[1, 8, 64],
+    turns=2,
+    threads=1,
     row=8192,
     short=1024,
     steps=6,
+    tokens=(20_000_000, 5_000_000),
+    rows=16,  # of 512 tokens: as many tokens as a row of the paper's
     graphs=True,
 )
 TINY = Sizes(
@@ -91,13 +105,31 @@ TINY = Sizes(
     copied=2**22,
     lengths=(40, 200, 90, 130),
     batches={256: 2},
+    prompts={64: 1, 128: 1},
     output=8,
     decode=[1, 2],
+    turns=2,
+    threads=1,
     row=128,
-    short=64,
+    short=1024,
     steps=2,
+    tokens=(4000, 2500),
+    rows=2,
     graphs=False,
 )
+
+# Speed of the shape of SmolLM2-135M on two cores; nothing else may run meanwhile.
+PROCESSOR = replace(
+    TINY,
+    large=_llama(576, 1536, 30, 9, 3, 49_152, tie_word_embeddings=True),
+    batches={512: 20, 2000: 8, 6000: 4},
+    output=16,
+    decode=[1, 8, 32],
+    turns=6,
+    threads=2,
+    graphs=True,
+)
+SIZES = {"gpu": GPU, "processor": PROCESSOR, "tiny": TINY}
 
 
 def half(config: dict[str, Any]) -> SwiftKVSpec:

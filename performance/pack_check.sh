@@ -1,34 +1,71 @@
 #!/usr/bin/env bash
-# Pack what the checks of one GPU need on a machine without network that has Python 3.12, torch for CUDA 13, transformers and
-# the usual numerical packages:
+# Pack the checks of one GPU for a machine without network that has Python 3.12, torch for CUDA 13, transformers and the usual
+# numerical packages, in four folders of at most 62 MiB:
 #     bash performance/pack_check.sh FOLDER [LOCK [NAMES]]
-# FOLDER gets parts of at most 55 MiB, and check.sh, which joins them there and runs the checks. PYTHON is a Python 3.12 here.
+# There, one after the other: bash FOLDER/1/run.sh OUTPUT [OPTIONS of check_gpu.py], and so on. Each keeps its parts in $WORK,
+# unpacks what is whole, and runs: 1 what needs torch alone, 2 vLLM's checks, 3 nothing, 4 trainings of SmolLM2. OUTPUT gets
+# the records, and the trained tensors of three trainings, as at most seven files below 16 MiB. VERSION is Python's there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-folder=$(realpath -m "$1") lock=${2:-envs/gpu.lock} names=${3:-performance/pack.txt}
-install=("${PYTHON:-python3.12}" -m pip --disable-pip-version-check install --quiet --no-deps)
+folder=$(realpath -m "$1") lock=${2:-envs/gpu.lock} names=${3:-performance/pack.txt} version=${VERSION:-3.12}
+pip=("${PYTHON:-python3}" -m pip --disable-pip-version-check)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-mkdir -p "$folder" "$scratch/project"
-grep -E "^($(paste -sd '|' "$names"))==" "$lock" >"$scratch/lock"
-"${install[@]}" --target "$scratch/site" --requirement "$scratch/lock" .
+there=(--only-binary :all: --python-version "$version" --implementation cp --platform manylinux2014_x86_64)
+for glibc in {17..39}; do there+=(--platform "manylinux_2_${glibc}_x86_64"); done
+mapfile -t unbuilt < <(grep -E '^deepspeed==' "$lock") # has no wheel
+"${pip[@]}" wheel --quiet --no-deps --wheel-dir "$scratch/wheels" . "${unbuilt[@]}"
+archive() { # NAME: FOLDER of a site, and of the project where there is one, as $scratch/NAME
+    awk -v pack="$1" '$1 == pack {print $2}' "$names" >"$scratch/names"
+    { grep -hE "^($(paste -sd '|' "$scratch/names"))==" "$lock" envs/cpu.lock || true; } | sort -ut= -k1,1 >"$scratch/lock"
+    mkdir -p "$scratch/$1"
+    [ -s "$scratch/lock" ] || return 0
+    "${pip[@]}" install --quiet --no-deps --no-compile --find-links "$scratch/wheels" "${there[@]}" \
+        --target "$scratch/$1/site" --requirement "$scratch/lock" "${@:2}"
+}
+archive base swiftkv
+git archive HEAD performance src workflow config config.yaml artifacts.yaml profiles resources/architectures resources/paper |
+    tar -x --one-top-level="$scratch/base/project"
+archive vllm
 # Kernels of other attention, of mixtures of experts and of other GPUs, and vLLM's server in Rust: half a gigabyte.
 for unused in vllm_flash_attn/_vllm_fa2_C.abi3.so _moe_C_stable_libtorch.abi3.so _flashmla_C.abi3.so _flashkda_C.abi3.so \
     _deepselect_C.abi3.so _qutlass_C.abi3.so third_party/deep_gemm third_party/fmha_sm100 third_party/tml_fa4 vllm-rs; do
-    rm -rf "$scratch/site/vllm/$unused"
+    rm -rf "$scratch/vllm/site/vllm/$unused"
 done
-git archive HEAD performance src workflow config config.yaml artifacts.yaml profiles resources/architectures resources/paper |
-    tar -xC "$scratch/project"
-rm -f "$folder"/part.*
-tar --exclude __pycache__ -cC "$scratch" site project | xz -T0 | split --bytes="${PART:-55M}" - "$folder/part."
-cat >"$folder/check.sh" <<CHECK
+archive smollm2
+prepared=${PREPARED:-results/gpu-tokens}
+[ -e "$prepared/plan.json" ] || "${PYTHON:-python3}" performance/gpu_training.py prepare "$prepared"
+mkdir -p "$scratch/smollm2/project/results/gpu-tokens"
+cp "$prepared"/{plan.json,rows.safetensors} "$scratch/smollm2/project/results/gpu-tokens"
+
+rm -rf "${folder:?}"/[1-4]
+mkdir -p "$folder"/{1,2,3,4}
+for name in base vllm smollm2; do tar -cC "$scratch/$name" . | xz -T0 >"$scratch/$name.xz"; done
+mv "$scratch/base.xz" "$folder/1/base.1"
+split --number 2 --numeric-suffixes=1 --suffix-length 1 "$scratch/vllm.xz" "$scratch/vllm."
+split --number 2 --numeric-suffixes=1 --suffix-length 1 "$scratch/smollm2.xz" "$scratch/smollm2."
+mv "$scratch/vllm.1" "$folder/1" && mv "$scratch/vllm.2" "$folder/2"
+mv "$scratch/smollm2.1" "$folder/3" && mv "$scratch/smollm2.2" "$folder/4"
+whole=(base vllm "" smollm2) checks=("--only 0,6,4 --minutes 5" "--only 2,5,1 --minutes 9" "" "--only 7 --minutes 9")
+for call in 1 2 3 4; do
+    cat >"$folder/$call/run.sh" <<RUN
 #!/usr/bin/env bash
-# Unpack the parts beside this file and run the checks: bash check.sh [OPTIONS of check_gpu.py]
 set -euo pipefail
-cd "\$(dirname "\$0")"
-[ -d project ] || cat part.* | tar -xJ
-echo "checks of commit $(git rev-parse --short HEAD)"
-export PYTHONPATH=\$PWD/project/src:\$PWD/project/workflow:\$PWD/site VLLM_USE_FLASHINFER_SAMPLER=0 # FlashInfer is not packed
-python3 project/performance/check_gpu.py "\$@"
-CHECK
+output=\$(realpath -m "\$1") work=\${WORK:-/tmp/swiftkv-checks} checks="${checks[call - 1]}"
+mkdir -p "\$output" "\$work/there"
+cp "\$(dirname "\$0")"/*.[12] "\$work"
+cd "\$work"
+for pack in ${whole[call - 1]}; do cat \$pack.[12] | tar -xJC there && rm \$pack.[12]; done
+[ -n "\$checks" ] || exit 0
+echo "checks of commit $(git rev-parse --short HEAD), unpacked after \$SECONDS s"
+export PYTHONPATH=\$PWD/there/project/src:\$PWD/there/project/workflow:\$PWD/there/site
+export VLLM_USE_FLASHINFER_SAMPLER=0 # FlashInfer is not packed
+status=0
+python3 there/project/performance/check_gpu.py --output records \$checks "\${@:2}" || status=\$?
+tar -czf "\$output/records-$call.tar.gz" --exclude '*trained*' records
+ls -tr records/*trained* 2>/dev/null | head -n 6 | xargs -rI{} cp {} "\$output"
+exit \$status
+RUN
+done
+du -sh "$folder"/[1-4]
