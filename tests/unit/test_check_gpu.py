@@ -1,20 +1,26 @@
 """`make check-gpu`: each judgement passes, and fails with the fault that it is there to see."""
 
 import json
+import os
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import check_gpu
 import gpu_checks
+import gpu_prefill
+import gpu_training
 import pytest
 import torch
-from gpu_models import GPU, TINY, half, make_recipe, make_rows, random_model
+from gpu_models import GPU, TINY, half, make_model, make_recipe, make_rows, random_model
+from safetensors.torch import load_file
 from tests.programs import ROOT, run
 
 from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
 from swiftkv.distill.step import make_step
+from swiftkv.errors import UserError
 
 GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
 IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
@@ -33,10 +39,21 @@ JUDGED = {
         TRAINING,
         [
             TRAINING | fault
-            for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.01}})
+            for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.02}})
         ],
     ),
-    gpu_checks.judge_resume: (
+    gpu_prefill.judge_prefill: (
+        {"baseline": {}, "half": {"2048": {"speedup": 1.7, "limit": 1.9}, "8192": {"speedup": 1.8, "limit": 1.9}}},
+        [
+            {"half": {length: {"speedup": speedup, "limit": 1.9}}}
+            for length, speedup in (("2048", 1.6), ("8192", 1.7), ("8192", 2.0))
+        ],
+    ),
+    gpu_training.judge_tokens: (
+        {"tuned": {"tokens": [9], "seconds": [1.0], "losses": [0.3, 0.2]}},
+        [{"tuned": {"tokens": [9], "seconds": [1.0], "losses": [0.2, 0.2]}}],
+    ),
+    gpu_training.judge_resume: (
         {"whole": ["step", "1,2.5"], "parts": ["step", "1,2.5"]},
         [{"whole": ["step", "1,2.5"], "parts": ["step", "1,2.500001"]}],
     ),
@@ -63,7 +80,7 @@ def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
 
     def measured(sizes, folder, points, *, enforce_eager):
         names[:] = points
-        return {name: {"limit": 1.7, "speedup": 0.9 if name == slow else 1.6} for name in points}
+        return {name: {"limit": 1.7, "speedup": 0.9 if name == slow else 1.6, "low": 1, "high": 2} for name in points}
 
     monkeypatch.setattr(gpu_checks, "in_pairs", measured)
     slow = None
@@ -82,14 +99,17 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, monkeypatch):
             return GOOD_ANSWERS | answer
 
     def run(folder, cases, runner=None):
-        wrong = {"tokens": 1} if runner == faulty else {}
+        wrong = {"async_scheduling": runner != late} | ({"tokens": 1} if runner == faulty else {})
         return {name: {"steps": steps} if case["steps"] else wrong for name, case in cases.items()}
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     for name, function in (("make_model", lambda folder, *_: folder), ("Reference", Reference), ("engines", run)):
         monkeypatch.setattr(gpu_checks, name, function)
-    steps, faulty = [IDLE, ENDING], "none"
+    steps, faulty, late = [IDLE, ENDING], "none", "none"
     assert gpu_checks.exactness(TINY, tmp_path)[0]
+    late = "1"  # runs without asynchronous scheduling
+    assert gpu_checks.exactness(TINY, tmp_path)[0] is not cuda
+    late = "none"
     for faulty in ("0", "1") if cuda else (None,):
         assert not gpu_checks.exactness(TINY, tmp_path)[0]
     steps, faulty = [ENDING], "none"
@@ -137,6 +157,30 @@ def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypat
     assert begun == list(usual) and sum(usual.values()) < 15 * 60
 
 
+def test_a_check_whose_graphs_fail_runs_eagerly_and_says_so(tmp_path, monkeypatch, capsys):
+    def run_check(check, *arguments, sizes, eager):
+        return {"status": "pass" if eager or not check.graphs else "error", "summary": "why", "seconds": 0}
+
+    monkeypatch.setattr(check_gpu, "run_check", run_check)
+    check_gpu.main(["--sizes", "tiny", "--only", "2,4", "--output", str(tmp_path)])
+    assert json.loads((tmp_path / "2.json").read_text())["with_graphs"]["status"] == "error"
+    assert "eager, as graphs failed" in capsys.readouterr().out and not (tmp_path / "4.json").exists()
+
+
+def test_parts_of_trained_tensors_give_back_the_checkpoint(tmp_path, monkeypatch):
+    base, spec = make_model(tmp_path / "base", TINY.small, None), half(TINY.small)
+    monkeypatch.setattr(gpu_training, "PART", 2**18)
+    trained = make_model(tmp_path / "trained", TINY.small, spec)
+    gpu_training.write_parts(trained / "model.safetensors", spec, tmp_path, "tuned")
+    parts = sorted(tmp_path.glob("trained-tuned-*"))
+    assert len(parts) > 1 and all(part.stat().st_size < 2**18 + 2**14 for part in parts)
+    gpu_training.restore(base, tmp_path / "restored", parts)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "restored", trained))
+    assert all(torch.equal(ours[name], theirs[name].bfloat16()) for name in theirs)
+    with pytest.raises(UserError, match="parts"):
+        gpu_training.restore(base, tmp_path / "restored", parts[1:])
+
+
 @pytest.mark.thorough
 def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
     with zipfile.ZipFile(tmp_path / "small-1.0-py3-none-any.whl", "w") as wheel:
@@ -148,20 +192,32 @@ def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
         }.items():
             wheel.writestr(f"small-1.0.dist-info/{name}", text)
     (tmp_path / "lock").write_text("small==1.0\ntorch==2.13.0\n")
-    (tmp_path / "names").write_text("small\n")
+    (tmp_path / "names").write_text("base small\n")
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    for name in ("plan.json", "rows.safetensors"):
+        (prepared / name).write_bytes(os.urandom(300_000))
     settings = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(tmp_path),
         "PIP_NO_BUILD_ISOLATION": "0",
         "PYTHON": sys.executable,
+        "PREPARED": str(prepared),
+        "WORK": str(tmp_path / "work"),
     }
     packing = ["bash", ROOT / "performance/pack_check.sh", tmp_path / "pack", tmp_path / "lock", tmp_path / "names"]
-    packed = run(*packing, PART="200K", **settings)
+    packed = run(*packing, **settings)
     assert packed.returncode == 0, packed.stderr
-    assert len(list((tmp_path / "pack").glob("part.*"))) > 1
     path = [Path(sys.executable).parent]
-    checked = run(
-        "bash", tmp_path / "pack/check.sh", "--tiny", "--only", "0", "--output", tmp_path / "records", path=path
-    )
-    assert "1 of 1 checks passed" in checked.stdout, checked.stdout + checked.stderr
-    assert (tmp_path / "pack/site/small.py").exists() and not list((tmp_path / "pack/site").glob("torch*"))
+    for call in "1234":
+        options = ["--sizes", "tiny", "--only", "0"] if call == "1" else ["--minutes", "0"]
+        checked = run(
+            "bash", tmp_path / "pack" / call / "run.sh", tmp_path / "records", *options, path=path, **settings
+        )
+        assert call != "1" or "1 of 1 checks passed" in checked.stdout, checked.stdout + checked.stderr
+    there = tmp_path / "work/there"
+    assert (there / "site/small.py").exists() and not list((there / "site").glob("torch*"))
+    for name in ("plan.json", "rows.safetensors"):  # in two parts on the way
+        assert (there / "project/results/gpu-tokens" / name).read_bytes() == (prepared / name).read_bytes()
+    with tarfile.open(tmp_path / "records/records-1.tar.gz") as records:
+        assert "records/0.json" in records.getnames()
