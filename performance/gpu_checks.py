@@ -351,7 +351,7 @@ CHECKS = {
         Check(4, "stop and resume", 100, resume),
         Check(5, "graphs, chunks and caches", 150, graphs_and_caches, graphs=True),
         Check(6, "forward passes without vLLM", 90, prefill, usual=False),
-        Check(7, "more training tokens", 150, more_tokens, usual=False),
+        Check(7, "more training tokens", 360, more_tokens, usual=False),
     )
 }
 
