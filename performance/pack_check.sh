@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Pack the checks of one GPU for a machine without network that has Python 3.12, torch for CUDA 13, transformers and the usual
-# numerical packages, in four folders of at most 62 MiB:
+# numerical packages, in three folders of about 58 MiB:
 #     bash performance/pack_check.sh FOLDER [LOCK [NAMES]]
-# There, one after the other: bash FOLDER/1/run.sh OUTPUT [OPTIONS of check_gpu.py], and so on. Each keeps its parts in $WORK,
-# unpacks what is whole, and runs: 1 what needs torch alone, 2 vLLM's checks, 3 nothing, 4 trainings of SmolLM2. OUTPUT gets
-# the records, and the trained tensors of three trainings, as at most seven files below 16 MiB. VERSION is Python's there.
+# There, one after the other: bash FOLDER/1/run.sh OUTPUT [OPTIONS of check_gpu.py], and so on. Each keeps its part in $WORK,
+# unpacks what is whole by then, and runs: 1 what needs torch alone, 2 vLLM's checks, 3 trainings of SmolLM2. OUTPUT gets the
+# records, and the trained tensors of three trainings, as at most seven files below 16 MiB. VERSION is Python's there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(realpath -m "$1") lock=${2:-envs/gpu.lock} names=${3:-performance/pack.txt} version=${VERSION:-3.12}
@@ -39,33 +39,32 @@ prepared=${PREPARED:-results/gpu-tokens}
 mkdir -p "$scratch/smollm2/project/results/gpu-tokens"
 cp "$prepared"/{plan.json,rows.safetensors} "$scratch/smollm2/project/results/gpu-tokens"
 
-rm -rf "${folder:?}"/[1-4]
-mkdir -p "$folder"/{1,2,3,4}
+rm -rf "${folder:?}"/[1-3]
+mkdir -p "$folder"/{1,2,3}
 for name in base vllm smollm2; do tar -cC "$scratch/$name" . | xz -T0 >"$scratch/$name.xz"; done
-mv "$scratch/base.xz" "$folder/1/base.1"
-split --number 2 --numeric-suffixes=1 --suffix-length 1 "$scratch/vllm.xz" "$scratch/vllm."
-split --number 2 --numeric-suffixes=1 --suffix-length 1 "$scratch/smollm2.xz" "$scratch/smollm2."
-mv "$scratch/vllm.1" "$folder/1" && mv "$scratch/vllm.2" "$folder/2"
-mv "$scratch/smollm2.1" "$folder/3" && mv "$scratch/smollm2.2" "$folder/4"
-whole=(base vllm "" smollm2) checks=("--only 0,6,4 --minutes 5" "--only 2,5,1 --minutes 9" "" "--only 7 --minutes 9")
-for call in 1 2 3 4; do
+cat "$scratch"/{base,vllm,smollm2}.xz >"$scratch/all"
+split --number 3 --numeric-suffixes=1 --suffix-length 1 "$scratch/all" "$scratch/part."
+packs=(base vllm smollm2) checks=("0,6,4 --minutes 5" "2,5,1 --minutes 9" "7 --minutes 9") end=0
+for call in 1 2 3; do
+    size=$(stat -c %s "$scratch/${packs[call - 1]}.xz")
+    mv "$scratch/part.$call" "$folder/$call"
     cat >"$folder/$call/run.sh" <<RUN
 #!/usr/bin/env bash
 set -euo pipefail
-output=\$(realpath -m "\$1") work=\${WORK:-/tmp/swiftkv-checks} checks="${checks[call - 1]}"
+output=\$(realpath -m "\$1") work=\${WORK:-/tmp/swiftkv-checks}
 mkdir -p "\$output" "\$work/there"
-cp "\$(dirname "\$0")"/*.[12] "\$work"
+cp "\$(dirname "\$0")"/part.* "\$work"
 cd "\$work"
-for pack in ${whole[call - 1]}; do cat \$pack.[12] | tar -xJC there && rm \$pack.[12]; done
-[ -n "\$checks" ] || exit 0
+cat part.* >parts
+head -c $((end += size)) parts | tail -c $size | tar -xJC there
 echo "checks of commit $(git rev-parse --short HEAD), unpacked after \$SECONDS s"
 export PYTHONPATH=\$PWD/there/project/src:\$PWD/there/project/workflow:\$PWD/there/site
 export VLLM_USE_FLASHINFER_SAMPLER=0 # FlashInfer is not packed
 status=0
-python3 there/project/performance/check_gpu.py --output records \$checks "\${@:2}" || status=\$?
+python3 there/project/performance/check_gpu.py --output records --only ${checks[call - 1]} "\${@:2}" || status=\$?
 tar -czf "\$output/records-$call.tar.gz" --exclude '*trained*' records
 ls -tr records/*trained* 2>/dev/null | head -n 6 | xargs -rI{} cp {} "\$output"
 exit \$status
 RUN
 done
-du -sh "$folder"/[1-4]
+du -sh "$folder"/[1-3]
