@@ -47,6 +47,7 @@ split --number 3 --numeric-suffixes=1 --suffix-length 1 "$scratch/all" "$scratch
 packs=(base vllm smollm2) checks=("0,6,4 --minutes 5" "2,5,1 --minutes 9" "7 --minutes 9") end=0
 for call in 1 2 3; do
     size=$(stat -c %s "$scratch/${packs[call - 1]}.xz")
+    end=$((end + size))
     mv "$scratch/part.$call" "$folder/$call"
     cat >"$folder/$call/run.sh" <<RUN
 #!/usr/bin/env bash
@@ -56,7 +57,7 @@ mkdir -p "\$output" "\$work/there"
 cp "\$(dirname "\$0")"/part.* "\$work"
 cd "\$work"
 cat part.* >parts
-head -c $((end += size)) parts | tail -c $size | tar -xJC there
+head -c $end parts | tail -c $size | tar -xJC there
 echo "checks of commit $(git rev-parse --short HEAD), unpacked after \$SECONDS s"
 export PYTHONPATH=\$PWD/there/project/src:\$PWD/there/project/workflow:\$PWD/there/site
 export VLLM_USE_FLASHINFER_SAMPLER=0 # FlashInfer is not packed
