@@ -1,8 +1,10 @@
 """Quality over training tokens: train the small model on a GPU with more tokens than a processor can, to be scored on one later.
 
-python performance/gpu_training.py prepare results/gpu-tokens           # rows and recipes; needs the packaged chats
-python performance/check_gpu.py --only 7                              # trains, and writes the trained tensors
-python performance/gpu_training.py restore BASE CHECKPOINT PART PART    # makes a checkpoint of them
+    python performance/gpu_training.py prepare results/gpu-tokens           # rows and recipes; needs the packaged chats
+    python performance/check_gpu.py --only 7                                # trains, and writes the trained tensors
+    python performance/gpu_training.py restore BASE CHECKPOINT PART PART    # makes a checkpoint of them
+
+Stopping and resuming is checked here too.
 """
 
 from __future__ import annotations
