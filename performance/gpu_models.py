@@ -122,10 +122,10 @@ TINY = Sizes(
 PROCESSOR = replace(
     TINY,
     large=_llama(576, 1536, 30, 9, 3, 49_152, tie_word_embeddings=True),
-    batches={512: 20, 2000: 8, 6000: 4},
+    batches={512: 16, 2000: 4},
     output=16,
-    decode=[1, 8, 32],
-    turns=6,
+    decode=[1, 8],
+    turns=4,
     threads=2,
     graphs=True,
 )
