@@ -122,6 +122,9 @@ def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kin
             resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
         assert fetched == [described] and not output.exists()
         return
+    with pytest.raises(UserError, match="no tokenizer with a chat template"):
+        resolve_model("m", "M", {"hub": "org/mine"}, output, {"local": str(tmp_path)}, 2)
+    assert fetched == []
     resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
     assert fetched == [described, ("org/mine", "abc", True)]
     assert str(tmp_path) not in output.read_text()  # the record knows no place of this machine
