@@ -147,7 +147,7 @@ def _git(*arguments: str) -> str | None:
     """Return what git prints for the project's checkout; None where there is none."""
     source = Path(__file__).resolve().parent
     try:
-        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True)
+        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return run.stdout.strip()
@@ -162,7 +162,7 @@ def machine() -> Any:
 def processor() -> str:
     """The name of this machine's processor."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name") and (name := line.partition(":")[2].strip()):
                 return name
     return platform.processor() or platform.machine()
@@ -206,7 +206,7 @@ class KeptAnswers:
         if key not in self._answers:
             text = json.dumps(compute())
             if self.file is not None:
-                with self.file.open("a") as lines:
+                with self.file.open("a", encoding="utf-8") as lines:
                     lines.write(f'\n["{key}", {text}]')  # the line before may have been cut short
             self._answers[key] = json.loads(text)
         return self._answers[key]

@@ -159,7 +159,7 @@ def check_gpus(wanted: int) -> str:
         UserError: there are fewer, or no driver that says how many.
     """
     try:
-        run = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+        run = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, encoding="utf-8", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         raise UserError(
             "nvidia-smi is not here or does not answer: install NVIDIA's driver, or use another profile"
