@@ -17,6 +17,7 @@ from typing import Any
 import swiftkv
 from pipeline.sources import ORIGIN, with_state
 from swiftkv import installed_version
+from swiftkv.architectures import key_value_heads
 from swiftkv.chats import CHAT_DATE
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -97,16 +98,13 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
     return {"weights": "published", "checkpoint": read_json(origin)}
 
 
-def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
-    """Return the fields of a spec with its exact reductions; None for an unchanged model.
-
-    `teacher_heads` are the KV heads a layer of the model before rewiring, see `key_value_heads`.
-    """
+def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a spec with its exact reductions on a model with this config.json; None if it is unchanged."""
     return spec and {
         "early_exit": False,
         **spec.fields,
         "prefill_reduction": spec.prefill_reduction,
-        "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
+        "kv_cache_reduction": spec.kv_cache_reduction(key_value_heads(config)),
     }
 
 

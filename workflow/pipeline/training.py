@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
-from swiftkv.architectures import key_value_heads
 from swiftkv.distill import packing, teacher
 from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from swiftkv.distill.trainer import Training, train
@@ -91,7 +90,7 @@ def distill(
     """
     source = read_source(model_source)
     model, whole = Path(source["path"]), Recipe(**dict(recipe), **course)
-    described = describe_spec(spec, key_value_heads(source["config"]))
+    described = describe_spec(spec, source["config"])
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is not None:
         write_json(record, training_record(source, variant, described, whole.on_this_device(), done, loss_log))
