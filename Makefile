@@ -1,5 +1,6 @@
 # `make demo`, `make reproduce` and `make test` are all a new user needs; each makes .venv on first use.
 SHELL := /bin/bash
+export PYTHONUTF8 := 1
 ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 

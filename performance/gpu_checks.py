@@ -362,7 +362,7 @@ def main() -> None:
     sizes = replace(sizes, graphs=sizes.graphs and "--eager" not in options)
     passed, summary, numbers = CHECKS[int(number)].run(sizes, Path(folder))
     answer = {"status": "pass" if passed else "fail", "summary": summary, "numbers": numbers}
-    Path(output).write_text(json.dumps(answer, indent=1))
+    Path(output).write_text(json.dumps(answer, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

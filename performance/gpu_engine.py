@@ -95,4 +95,5 @@ def note_steps(llm: LLM, decoder: Any, prompts: list[TokensPrompt], sampling: Sa
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps([run(case) for case in json.loads(Path(sys.argv[1]).read_text())]))
+    cases = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(json.dumps([run(case) for case in cases]), encoding="utf-8")

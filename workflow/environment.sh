@@ -1,6 +1,7 @@
 # The shell of every job reads this first.
 
 export PYTHONSAFEPATH=1 # no file of the working directory stands in for a library
+export PYTHONUTF8=1     # text is UTF-8, whatever the locale
 
 export no_proxy=${no_proxy:-${NO_PROXY-}},127.0.0.1,localhost # requests to a server of the job's own take no proxy
 

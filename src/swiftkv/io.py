@@ -41,6 +41,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file in UTF-8, atomically."""
+    with atomic_path(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | Path, content: Any) -> None:
     """Write `content` as indented JSON, atomically; raise a `UserError` for NaN and infinity."""
     try:
@@ -49,14 +55,13 @@ def write_json(path: str | Path, content: Any) -> None:
         raise UserError(
             f"{path} is not written: one of its numbers is NaN or infinite, so nothing was measured"
         ) from None
-    with atomic_path(path) as scratch:
-        scratch.write_text(text + "\n")
+    write_text(path, text + "\n")
 
 
 def read_json(path: str | Path) -> Any:
     """Read a JSON file; raise a `UserError` if it is missing or damaged."""
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

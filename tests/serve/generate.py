@@ -4,8 +4,8 @@
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
 arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which has vLLM's sleep mode, or that attention
-"reads on host" where rows start}. Its answer is {"error": sentence} if the engine did not
-start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
+"reads on host" where rows start, or that vLLM "expands" temperatures to drafts}. Its answer is {"error": sentence} if the
+engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -70,6 +71,7 @@ def answer(case: dict) -> dict:
     pretended = {
         "sleeping platform": patch.object(type(current_platform), "is_sleep_mode_available", lambda self: True),
         "reads on host": patch.object(refusals, "DEVICE_STARTS", set()),
+        "expands": patch("vllm.utils.cpu_triton_utils._expand_kernel_impl", expand),
     }
     try:
         with pretended.get(case.get("pretend"), contextlib.nullcontext()):
@@ -87,6 +89,12 @@ def answer(case: dict) -> dict:
         gc.collect()
         cleanup_dist_env_and_memory()
     return result
+
+
+def expand(output, values, ends, replaced, by, MAX_NUM_TOKENS=None):
+    """What vLLM's kernel for processors leaves in a copy of `output`: each request's value, once for each of its drafts."""
+    values = values.masked_fill(values == replaced, by)
+    output.copy_(values.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)).long()))
 
 
 def report(llm: LLM) -> dict:
@@ -112,9 +120,10 @@ def run(
     max_tokens: int = 12,
     forget: bool = False,
     embedded: bool = False,
+    each: Sequence[dict] = ({},),
     **settings: Any,
 ) -> dict:
-    """Answers of one call, greedy unless `settings` of vLLM's sampling say otherwise; or its error.
+    """Answers of one call, greedy unless `settings` of vLLM's sampling, or those of `each` prompt, say otherwise; or its error.
 
     Prompts are token ids, or `embedded`; settings may be "structured" by a grammar, or "beam_width". Drafts and preemptions
     are counted from the engine's start, see STEPS for steps.
@@ -127,13 +136,15 @@ def run(
         beams = llm.beam_search(given, BeamSearchParams(max_tokens=max_tokens, **settings))
         found = [(ids, answer.sequences) for ids, answer in zip(prompts, beams, strict=True)]
         return {"all_tokens": [[beam.tokens[len(ids) :] for beam in answers] for ids, answers in found]}
-    if "structured" in settings:
-        settings["structured_outputs"] = StructuredOutputsParams(**settings.pop("structured"))
     greedy = {"temperature": 0, "logprobs": 0, "ignore_eos": True}
+    asked = [greedy | settings | own for own in each]
+    for one in asked:
+        if "structured" in one:
+            one["structured_outputs"] = StructuredOutputsParams(**one.pop("structured"))
     before = len(STEPS)
     try:
-        sampling = SamplingParams.from_optional(**greedy | settings, max_tokens=max_tokens)
-        outputs = llm.generate(given, sampling, use_tqdm=False)
+        sampling = [SamplingParams.from_optional(**one, max_tokens=max_tokens) for one in asked]
+        outputs = llm.generate(given, sampling if len(each) > 1 else sampling[0], use_tqdm=False)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     firsts, metrics = [output.outputs[0] for output in outputs], llm.get_metrics()

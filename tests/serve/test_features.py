@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.serve.conftest import FULL_DEPTH
+from tests.serve.conftest import FULL_DEPTH, NGRAM
 
 pytestmark = pytest.mark.thorough
 
@@ -111,3 +111,17 @@ def test_a_prompt_whose_caches_a_connector_restores_equals_huggingface(answers, 
     compare(folder, eight, loaded)
     assert not any(saved["cached"])
     assert loaded["cached"] == [(len(prompt) - 1) // 32 * 32 for prompt in eight]
+
+
+def test_greedy_answers_beside_sampled_ones_with_speculation(engines, few, eight):
+    """As without speculation, once vLLM 0.32 does not divide logits by temperatures that it never wrote."""
+    each = [{"structured": {"regex": "[0-9]{8}-[a-f]{16}"}}, {}, {"n": 2, "temperature": 0.7, "seed": 1}]
+    case = {"model": few, "runs": [{"prompts": eight[:3], "max_tokens": 40, "each": each}], "pretend": "expands"}
+    drafting = WHOLE | {"speculative_config": NGRAM}
+    found = {}
+    # In a process of its own each: after n-gram speculation vLLM 0.32 starts no engine.
+    for name, engine in {"alone": WHOLE, "drafts": drafting, "at full depth": drafting | FULL_DEPTH}.items():
+        found |= engines({name: case | {"engine": engine}})
+    alone, drafts, full = (answer["runs"][0] for answer in found.values())
+    assert alone["tokens"][:2] == drafts["tokens"][:2] == full["tokens"][:2]
+    assert drafts["accepted_drafts"] > 0

@@ -87,7 +87,7 @@ def record(
 ):  # fmt: skip
     """One record of a scale's configuration; without a result it has the `status` and the `reason`."""
     config = config or _scale("local" if model == SMOL else "")
-    spec = describe_spec(typed(config).spec(model, variant), HEADS.get(model, 8))
+    spec = describe_spec(typed(config).spec(model, variant), {"num_key_value_heads": HEADS.get(model, 8)})
     kind = "package" if model == SMOL else "hub"
     return {
         "measure": measure,

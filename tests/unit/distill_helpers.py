@@ -63,9 +63,10 @@ def random_samples(count: int, longest: int, seed: int = 0) -> list[Sample]:
 
 
 def make_inputs(folder: Path) -> None:
-    """model/, source.json and packed.safetensors in `folder`."""
+    """model/, source.json and packed.safetensors in `folder`; transformers refuses to write the model's generation settings."""
     teacher = tiny_teacher()
     teacher.save_pretrained(folder / "model")
+    (folder / "model/generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
     tokenizer().save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     source = {"name": "tiny", "title": "Tiny", "path": str(folder / "model"), "config": config}

@@ -187,9 +187,9 @@ def test_an_accessible_model_tells_its_size(api):
     ("raises", "error", "words"),
     [
         ("refuses", errors.GatedRepoError("gated", response=RESPONSE), "org/name is gated and there is no token here"),
-        ("fails", errors.RepositoryNotFoundError("none", response=RESPONSE), "the hub has no model org/name"),
+        ("fails", errors.RepositoryNotFoundError("none", response=RESPONSE), "the hub has no org/name"),
         ("fails", errors.RevisionNotFoundError("none", response=RESPONSE), "org/name has no revision 'main'"),
-        ("fails", errors.HfHubHTTPError("denied", response=RESPONSE), "the hub refuses org/name (403)"),
+        ("fails", errors.HfHubHTTPError("denied", response=RESPONSE), "the hub refuses org/name"),
     ],
 )
 def test_a_refusal_is_named(api, raises, error, words):

@@ -149,6 +149,10 @@ def test_batches_are_only_checked_on_models_of_this_scale(config):
         ("a:\n  b:\n    c: 1\n    c: 2\n", "line 4: key 'c' stands twice"),
         ("a: [{b: 1, b: 2}]\n", "line 1: key 'b' stands twice"),
         ("a: [1\nb: 2\n", "not valid YAML"),
+        ("- a\n- b\n", "has no keys at its top level"),
+        ("# nothing\n", "has no keys at its top level"),
+        ("models:\n  no: {title: Off}\n", "line 2: key no means False in YAML; write it in quotes"),
+        ("roles: {~: small}\n", "line 1: key ~ means None"),
     ],
 )
 def test_yaml_that_does_not_say_what_its_writer_thinks_is_refused(tmp_path, text, said):
@@ -156,7 +160,7 @@ def test_yaml_that_does_not_say_what_its_writer_thinks_is_refused(tmp_path, text
     file.write_text(text)
     with pytest.raises(UserError, match=said):
         load_yaml(file)
-    file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
+    file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, 'no': 3}\n")
     load_yaml(file)
 
 

@@ -85,6 +85,20 @@ def test_a_checkpoint_on_its_teacher_is_the_checkpoint(
     assert torch.equal(base(tokens).logits, teacher(tokens).logits)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"do_sample": False, "temperature": 0.6}, {"top_p": 0.9}, {"typical_p": 0.8}, {"early_stopping": True}]
+)
+def test_generation_settings_that_transformers_refuses_to_write_are_kept(settings, tiny_teacher, tmp_path):
+    tiny_teacher().save_pretrained(tmp_path / "base")
+    (tmp_path / "base/generation_config.json").write_text(json.dumps(settings | {"eos_token_id": 2}))
+    base = load_base(tmp_path / "base")
+    save_base(base, tmp_path / "tuned")
+    save_swiftkv(rewire(base, SwiftKVSpec(6, 3)), tmp_path / "rewired")
+    for name in ("tuned", "rewired"):
+        assert (settings | {"eos_token_id": 2}).items() <= read_json(tmp_path / name / "generation_config.json").items()
+        assert load_any(tmp_path / name).generation_config.to_dict() == base.generation_config.to_dict()
+
+
 @torch.no_grad()
 def test_a_checkpoint_of_another_model_is_refused(tiny_teacher, tiny_swiftkv, tmp_path):
     save_swiftkv(tiny_swiftkv(), tmp_path / "student")

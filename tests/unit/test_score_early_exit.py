@@ -110,3 +110,13 @@ def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     with pytest.raises(UserError, match="of another spec"):
         measured(place, replace(EXIT, num_key_value_layers=2))
     assert not output.exists()
+
+
+def test_questions_are_tokenized_before_anything_is_measured(place, monkeypatch):
+    def refuse(*_):
+        raise UserError("the template refuses the question")
+
+    monkeypatch.setattr("pipeline.score.early_exit.opening", refuse)
+    monkeypatch.setattr("pipeline.score.early_exit.agreement", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="refuses the question"):
+        measured(place)

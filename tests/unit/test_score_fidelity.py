@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.fidelity import compare, measure_fidelity
+from pipeline.sources import TOKENIZER_FILES
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
@@ -199,3 +201,13 @@ def test_another_model_or_variant_is_refused(source, released, tmp_path, field, 
     with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is {value!r}"):
         fetch(released, source, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
+
+
+def test_a_tokenizer_is_read_before_weights_are_downloaded(source, released, tmp_path, monkeypatch):
+    asked = []
+    hub = SimpleNamespace(download=lambda patterns: asked.append(patterns) or released, identity={})
+    monkeypatch.setattr("pipeline.sources.HubRepository", lambda kind, source: hub)
+    (released / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="no chat template"):
+        fetch_checkpoint(source, "published", {"hub": "org/theirs"}, SPEC, tmp_path / "fetched")
+    assert asked == [TOKENIZER_FILES]

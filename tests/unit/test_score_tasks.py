@@ -81,6 +81,15 @@ def test_bad_task_is_one_sentence_when_it_is_checked_and_when_it_is_scored(chang
         benchmark("winogrande", **change)
 
 
+def test_a_metric_that_is_no_mean_over_questions_is_refused():
+    task = {"task": "ifeval", "metric": "inst_level_strict_acc", "filter": "none"}
+    with pytest.raises(
+        UserError, match="no metric 'inst_level_strict_acc'.*; it has prompt_level_strict_acc, prompt_le"
+    ):
+        check_task(task)
+    check_task(task | {"metric": "prompt_level_strict_acc"})
+
+
 def test_unknown_task_is_one_sentence(monkeypatch):
     monkeypatch.setitem(KNOWN, "winogrand", KNOWN["winogrande"])  # reading all of lm-eval's tasks takes 10 s
     with pytest.raises(UserError, match="no task 'winogrand' .did you mean 'winogrande'"):

@@ -65,3 +65,15 @@ def test_saving_a_state_of_a_training(tmp_path):
     assert ".part" not in after and "continuing after step" in after
     golden = json.loads((GOLDEN / "distillation_losses.json").read_text())
     assert [row["loss"] for row in log(tmp_path)] == pytest.approx(golden["losses"], rel=1e-4)
+
+
+def test_a_checkpoint_that_will_not_fit_ends_a_training_before_its_first_step(tmp_path):
+    make_inputs(tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = command(tmp_path, tmp_path)
+    words[words.index("--checkpoint") + 1] = str(disk / "checkpoint")
+    done = run(*UNSHARE, "sh", "-c", 'mount -t tmpfs -o size=100k none "$0" && "$@"', disk, *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: the trained checkpoint {disk}/checkpoint takes ")
+    assert not (tmp_path / "state").exists()

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 
 import pytest
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
@@ -134,6 +135,14 @@ def test_a_job_is_offline_unless_it_says_otherwise():
     assert job(show)[0] == "1 \n"
     assert job(f"online {show}", XDG_CACHE_HOME="/c a")[0] == "0 /c a/huggingface\n"
     assert job(f"online {show}", HF_HUB_OFFLINE="1", HF_HOME="/h")[0] == "1 /h\n"
+
+
+def test_text_of_jobs_is_utf8_in_any_locale(tmp_path):
+    latin = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    assert job(f"{sys.executable} -c 'print(chr(0x2013))'", **latin) == ("\u2013\n", "")
+    code = "from swiftkv.io import read_json, write_json; write_json('a', chr(0x2013)); print(ascii(read_json('a')))"
+    done = run(sys.executable, "-c", code, cwd=tmp_path, **latin)
+    assert done.stdout == "'\\u2013'\n", done.stderr
 
 
 def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):

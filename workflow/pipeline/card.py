@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.statistics import estimate
-from swiftkv.io import atomic_path, read_json
+from swiftkv.io import read_json, write_text
 
 _MEASURED = {
     "kl": "KL to the base model, nats a token",
@@ -87,8 +87,7 @@ def write_card(model_source: Path, training: Path, fidelity: Path, output: Path)
         documents=result["documents"],
         longest=measured["settings"]["max_length"],
     )
-    with atomic_path(output) as scratch:
-        scratch.write_text(text)
+    write_text(output, text)
 
 
 def _caches(spec: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def cuda_of(python: Sequence[str]) -> str:
         UserError: it was built for the processor, or cannot be asked.
     """
     try:
-        run = subprocess.run([*python, "-c", CUDA], capture_output=True, text=True)
+        run = subprocess.run([*python, "-c", CUDA], capture_output=True, encoding="utf-8")
     except OSError:
         raise UserError(f"{python[0]}, which jobs need, is not here (docs/environment.md)") from None
     if run.returncode:

@@ -17,6 +17,7 @@ from typing import Any
 import swiftkv
 from pipeline.sources import ORIGIN, with_state
 from swiftkv import installed_version
+from swiftkv.architectures import key_value_heads
 from swiftkv.chats import CHAT_DATE
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -97,16 +98,13 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
     return {"weights": "published", "checkpoint": read_json(origin)}
 
 
-def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
-    """Return the fields of a spec with its exact reductions; None for an unchanged model.
-
-    `teacher_heads` are the KV heads a layer of the model before rewiring, see `key_value_heads`.
-    """
+def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a spec with its exact reductions on a model with this config.json; None if it is unchanged."""
     return spec and {
         "early_exit": False,
         **spec.fields,
         "prefill_reduction": spec.prefill_reduction,
-        "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
+        "kv_cache_reduction": spec.kv_cache_reduction(key_value_heads(config)),
     }
 
 
@@ -147,7 +145,7 @@ def _git(*arguments: str) -> str | None:
     """Return what git prints for the project's checkout; None where there is none."""
     source = Path(__file__).resolve().parent
     try:
-        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True)
+        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return run.stdout.strip()
@@ -162,7 +160,7 @@ def machine() -> Any:
 def processor() -> str:
     """The name of this machine's processor."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name") and (name := line.partition(":")[2].strip()):
                 return name
     return platform.processor() or platform.machine()
@@ -206,7 +204,7 @@ class KeptAnswers:
         if key not in self._answers:
             text = json.dumps(compute())
             if self.file is not None:
-                with self.file.open("a") as lines:
+                with self.file.open("a", encoding="utf-8") as lines:
                     lines.write(f'\n["{key}", {text}]')  # the line before may have been cut short
             self._answers[key] = json.loads(text)
         return self._answers[key]

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
-from swiftkv.architectures import key_value_heads
 from swiftkv.distill import packing, teacher
 from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from swiftkv.distill.trainer import Training, train
@@ -91,9 +90,10 @@ def distill(
     """
     source = read_source(model_source)
     model, whole = Path(source["path"]), Recipe(**dict(recipe), **course)
+    described = describe_spec(spec, source["config"])
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is not None:
-        write_json(record, training_record(source, variant, spec, whole.on_this_device(), done, loss_log))
+        write_json(record, training_record(source, variant, described, whole.on_this_device(), done, loss_log))
 
 
 def gpus_of(machines: list[list]) -> tuple[float, str | None]:
@@ -106,7 +106,7 @@ def gpus_of(machines: list[list]) -> tuple[float, str | None]:
 
 
 def training_record(
-    source: dict[str, Any], variant: str, spec: SwiftKVSpec | None, recipe: Recipe, done: Training, log: Path
+    source: dict[str, Any], variant: str, spec: dict[str, Any] | None, recipe: Recipe, done: Training, log: Path
 ) -> dict[str, Any]:
     """Return the measurement "training"; its numbers come from the loss log, so a rerun after the last step gives the same.
 
@@ -116,9 +116,10 @@ def training_record(
 
     Args:
         source: the model's source.json.
+        spec: the rewiring as `describe_spec` gives it.
         log: CSV of the losses.
     """
-    with log.open(newline="") as file:
+    with log.open(newline="", encoding="utf-8") as file:
         steps = list(csv.DictReader(file))
     first, last = steps[0], steps[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
@@ -128,7 +129,7 @@ def training_record(
         model=source,
         variant=variant,
         weights="trained",
-        spec=describe_spec(spec, key_value_heads(source["config"])),
+        spec=spec,
         settings=dict(recipe)
         | {"ranks": done.ranks, "rows": done.rows.rows, "rows_tokens": done.rows.description["tokens"]},
         result={

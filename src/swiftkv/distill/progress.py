@@ -33,10 +33,10 @@ class LossLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if steps and path.exists():
-            with path.open(newline="") as file:
+            with path.open(newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if (row["step"] or "x").isdigit()]
             kept = [row for row in rows if int(row["step"]) <= steps]
-        self._file = path.open("w", newline="")
+        self._file = path.open("w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
         self._writer.writeheader()
         self._writer.writerows({name: row[name] for name in COLUMNS} for row in kept)

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from swiftkv.distill.recipe import Distilling
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, checksum, digest, read_json, write_json
+from swiftkv.io import checksum, digest, read_json, write_json, write_text
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.tensor_file import write
 
@@ -57,7 +57,7 @@ class TrainingState:
         self._file = self.folder / "state.json"
         self._diverged = self.folder / "diverged.txt"
         if self._diverged.exists():
-            raise UserError(self._diverged.read_text())
+            raise UserError(self._diverged.read_text(encoding="utf-8"))
         self.checkpoints = read_json(self._file)["checkpoints"] if self._file.exists() else []
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:
@@ -91,8 +91,7 @@ class TrainingState:
             f"learning_rate, or delete {self._diverged} to go on from its last state, or {self.folder} to start anew"
         )
         if comm.get_rank() == 0:
-            with atomic_path(self._diverged) as scratch:
-                scratch.write_text(sentence)
+            write_text(self._diverged, sentence)
         comm.barrier()
         raise UserError(sentence)
 

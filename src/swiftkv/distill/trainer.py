@@ -33,6 +33,7 @@ from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
+from swiftkv.models.checkpoint import try_saving
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
 
@@ -115,6 +116,11 @@ def train(
         statistics = Moments.read(moments, spec.num_key_value_layers)
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
+    step = make_step(base, spec, recipe, start)
+    save = save_base if spec is None else save_swiftkv
+    try_saving(
+        save, step.student, checkpoint, tokenizer, stored_dtype
+    )  # joined ranks but the first would write nothing
     start_distributed()
     from deepspeed import comm
 
@@ -122,7 +128,6 @@ def train(
     accumulation = recipe.accumulation(ranks)
     if rank == 0 and not state.checkpoints and state.others:
         say(f"the state kept in {state_dir} is of another recipe, spec, model or data set: training from the start")
-    step = make_step(base, spec, recipe, start)
     engine = make_engine(step, recipe, accumulation)
     position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
     if rank == 0 and position["step"]:
@@ -172,7 +177,7 @@ def train(
         if stored_dtype != recipe.torch_dtype:
             step.student.to(stored_dtype)
             tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
-        (save_base if spec is None else save_swiftkv)(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
+        save(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
     outcome = Training(rows, ranks, machines.spent, step.attention) if rank == 0 else None

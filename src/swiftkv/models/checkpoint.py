@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +162,12 @@ def save_base(
     tensors = model.state_dict() if state_dict is None else state_dict
     if is_quantized(model.config):
         tensors = checkpoint_tensors(model, tensors)
+    written = copy.copy(model)
+    written.generation_config = GenerationConfig()
     with atomic_path(path) as scratch, quiet():
-        model.save_pretrained(scratch, state_dict=tensors)
+        written.save_pretrained(scratch, state_dict=tensors)
+        # transformers reads settings that its save_pretrained refuses, such as a temperature without sampling.
+        model.generation_config.to_json_file(scratch / "generation_config.json")
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
 
@@ -184,11 +192,44 @@ def save_swiftkv(
     if not keep_teacher_qkv:
         unused = model.model.teacher_projection_names(prefix="model.")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
-    mode, model.config.swiftkv = model.config.swiftkv, True
+    written = copy.copy(model)
+    written.config = copy.copy(model.config)
+    written.config.swiftkv = True
+    save_base(written, path, tokenizer, tensors)
+
+
+def try_saving(
+    save: Callable[..., None],
+    model: PreTrainedModel,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+) -> None:
+    """Write a checkpoint without weights beside `path`, read it back and delete it, before a training spends its time.
+
+    Args:
+        save: `save_base` or `save_swiftkv`.
+        model: the model to save after training.
+        path: folder of its checkpoint.
+        tokenizer: saved into the same folder.
+        dtype: dtype of the saved weights.
+
+    Raises:
+        UserError: a file cannot be written or read back, or the disk has no space for the weights.
+    """
     try:
-        save_base(model, path, tokenizer, tensors)
-    finally:
-        model.config.swiftkv = mode
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+            save(model, scratch, tokenizer=tokenizer, state_dict={})
+            for part in (AutoConfig, GenerationConfig, AutoTokenizer):
+                part.from_pretrained(scratch)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"the trained checkpoint {path} could not be saved: {_one_line(error)}") from None
+    needed, free = sum(p.numel() for p in model.parameters()) * dtype.itemsize, shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise UserError(
+            f"the trained checkpoint {path} takes {needed / 1e9:.1f} GB, but its disk has {free / 1e9:.1f} GB free"
+        )
 
 
 def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:

@@ -54,7 +54,7 @@ def check_version(installed: str) -> None:
         from vllm.model_executor.models.config import VerifyAndUpdateConfig
         from vllm.v1.sample.logits_processor import LogitsProcessor
 
-        import swiftkv.serve.hook
+        import swiftkv.serve.hook  # noqa: F401
         import swiftkv.serve.model  # noqa: F401  (takes seconds, as it imports all that the plugin needs)
 
         # What vLLM itself calls, or is only assigned to.

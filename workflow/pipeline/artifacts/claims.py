@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
+from pipeline.config import load_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,9 +46,7 @@ class Claim(NamedTuple):
         return [{"variant": "swiftkv-50", "kv_cache": "auto", **cell} for cell in self.of if isinstance(cell, Mapping)]
 
 
-_WHOLE = yaml.load(
-    Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-)
+_WHOLE = load_yaml(Path(__file__).with_name("claims.yaml"))
 MODELS: Mapping[str, str] = _WHOLE["models"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from pipeline.config import load_yaml
 
 MISSING, OOM, NONE = "n/a", "OOM", "–"
 IN_NOISE = "≈"  # before a number whose interval holds what it is compared with
@@ -45,9 +45,7 @@ INPUTS = {
     "reading": "reading", "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
-_GROUPS = yaml.load(
-    Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-)
+_GROUPS = load_yaml(Path(__file__).with_name("metrics.yaml"))
 METRICS: Mapping[str, Metric] = {
     name: Metric(measure, **about) for measure, metrics in _GROUPS.items() for name, about in metrics.items()
 }

@@ -24,7 +24,7 @@ from pipeline.artifacts.records import PROJECT, Record, provenance
 from pipeline.artifacts.writers import STYLE, read_html
 from pipeline.statistics import ratio_of_turns
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, read_json
+from swiftkv.io import read_json, write_text
 
 # Shown first, where made
 FIGURE, TABLE = ("blog_figure1", "demo_wiring", "figure1"), ("speed_and_quality", "demo_answer", "table1")
@@ -146,8 +146,7 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
 
 
 def _render(template: str, page: Path, **values: Any) -> None:
-    with atomic_path(page) as scratch:
-        scratch.write_text(_TEMPLATES.get_template(template).render(values), encoding="utf-8")
+    write_text(page, _TEMPLATES.get_template(template).render(values))
 
 
 def result(artifacts: Iterable[Artifact]) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from pipeline.artifacts.metrics import IN_NOISE, MISSING, NONE, OOM
-from swiftkv.io import atomic_path
+from swiftkv.io import write_text
 
 # Typed by hand, as pandas' own escaping leaves characters that pdflatex only knows in math mode.
 _LATEX = str.maketrans({
@@ -247,5 +247,4 @@ _WRITERS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}
 def write_table(table: Table, outputs: Mapping[str, Path]) -> None:
     """Write forms of a table (csv, tex, md, html), each whole or not at all."""
     for form, path in outputs.items():
-        with atomic_path(path) as scratch:
-            scratch.write_text(_WRITERS[form](table))
+        write_text(path, _WRITERS[form](table))

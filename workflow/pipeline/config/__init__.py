@@ -38,31 +38,36 @@ PROJECT = Path(__file__).parents[3]
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
 
-class _UniqueKeyLoader(YAML):
-    """YAML lets a later duplicate key win silently; here it is an error."""
+class _Loader(YAML):
+    """Refuse keys that YAML drops or changes: all but the last of equal ones, and words such as `no`."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key = self.construct_object(key_node, deep=True)
+            key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
+            place = f"{mark.name}, line {mark.line + 1}: key"
+            if key is None or isinstance(key, bool):
+                raise UserError(f"{place} {key_node.value} means {key} in YAML; write it in quotes")
             if key in seen:
-                mark = key_node.start_mark
-                raise UserError(f"{mark.name}, line {mark.line + 1}: key {key!r} stands twice in the same block")
+                raise UserError(f"{place} {key!r} stands twice in the same block")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 def load_yaml(file: str | Path) -> dict[str, Any]:
-    """What a YAML file says; raises a `UserError` for a duplicate key, at any level, or if it is not there or not valid."""
+    """Read a YAML file of keys and values; raise a `UserError` if it is missing or invalid, or YAML does not keep a key."""
     try:
         with open(file, encoding="utf-8") as stream:
-            return yaml.load(stream, Loader=_UniqueKeyLoader) or {}
+            content = yaml.load(stream, Loader=_Loader)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} has no keys at its top level, such as `models:`")
+    return content
 
 
 class Config(Section):

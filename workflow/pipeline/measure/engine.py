@@ -71,7 +71,7 @@ def has_flashinfer() -> bool:
     Another process imports vLLM, as that changes settings of torch.
     """
     question = "from vllm.utils.flashinfer import has_flashinfer; print(has_flashinfer())"
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, encoding="utf-8")
     return answer.stdout.endswith("True\n")  # vLLM's warnings come before
 
 

@@ -41,7 +41,7 @@ def devices() -> list[Device]:
         "import json; from torch.cuda import device_count, get_device_name, mem_get_info; "
         "print(json.dumps([[get_device_name(gpu), mem_get_info(gpu)[1]] for gpu in range(device_count())]))"
     )
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, encoding="utf-8")
     found = [Device(*device) for device in json.loads(answer.stdout or "[]")]
     if not found:
         raise UserError("this point is served on GPUs, and torch finds none")

@@ -30,7 +30,7 @@ class Program:
     @property
     def text(self) -> str:
         """Everything printed so far."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def failure(self) -> EngineFailure:
         """Why it ended, once it has."""

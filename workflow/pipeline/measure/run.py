@@ -122,7 +122,7 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
         variant=subject.variant,
         kv_cache=subject.kv_cache,
         **(weights_of(subject.folder) if subject.weights == "trained" else {"weights": subject.weights}),
-        spec=describe_spec(subject.spec, subject.architecture.num_key_value_heads),
+        spec=describe_spec(subject.spec, subject.config),
         status=status,
         reason=reason,
         settings={

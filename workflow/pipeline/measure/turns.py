@@ -45,7 +45,7 @@ class Engines(contextlib.ExitStack):
     @property
     def text(self) -> str:
         """Everything that the measured variant's has printed."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
 
 @dataclass(frozen=True)

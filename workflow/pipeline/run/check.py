@@ -24,12 +24,11 @@ from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
-from pipeline.sources.hub import SECOND_COPIES
+from pipeline.sources.hub import HUB_SECONDS, SECOND_COPIES, refusal
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-HUB_SECONDS = 10  # of each answer
 DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
 
 
@@ -159,7 +158,7 @@ def check_gpus(wanted: int) -> str:
         UserError: there are fewer, or no driver that says how many.
     """
     try:
-        run = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+        run = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, encoding="utf-8", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         raise UserError(
             "nvidia-smi is not here or does not answer: install NVIDIA's driver, or use another profile"
@@ -266,7 +265,7 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
         except UserError as error:
             problem = str(error)
         except Exception as error:  # a network fails in many ways
-            problem = _refusal(item, error)
+            problem = refusal(item.hub, item.revision, error)
             silence = silence if problem else f"the hub cannot be reached ({type(error).__name__})"
         if not problem and in_cache(item):
             text = f"in the local cache ({silence})" if silence else "accessible, and in the local cache"
@@ -313,29 +312,6 @@ def _ask(item: Download) -> int:
         key=lambda file: file.rfilename,
     )
     return sum(file.size or 0 for file in files)
-
-
-def _refusal(item: Download, error: Exception) -> str:
-    """The sentence for a refusal of the hub; empty if it is the network that fails."""
-    from huggingface_hub import errors, get_token
-
-    name = item.hub
-    login = "the token here has no access to it" if get_token() else "there is no token here"
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{name} is gated and {login}: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"the hub has no {item.origin} {name} that you may see, and {login}: check the id in the configuration, or log "
-            "in with `hf auth login`"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} has no revision {item.revision!r}: check `revision` in the configuration"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403):
-        return f"the hub refuses {name} ({status}): the token here may have expired; log in with `hf auth login`"
-    return ""
 
 
 def in_cache(item: Download) -> bool:

@@ -116,7 +116,7 @@ def memory_mb(root: Path = Path("/")) -> int:
     """
     free = [1024 * (_number(root / "proc/meminfo", "MemAvailable:") or 0)]
     groups = root / "proc/self/cgroup"
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -134,7 +134,9 @@ def memory_mb(root: Path = Path("/")) -> int:
 
 def _number(file: Path, field: str = "") -> int | None:
     """Read the number of a line that begins with `field`; None where there is none."""
-    found = re.search(rf"^{field}\s*(\d+)( kB)?$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    found = re.search(
+        rf"^{field}\s*(\d+)( kB)?$", file.read_text(encoding="utf-8") if file.is_file() else "", re.MULTILINE
+    )
     return int(found[1]) if found else None
 
 

@@ -173,7 +173,9 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
 def _run(*command: str) -> tuple[int, str]:
     """Run a program of SLURM; its exit status and its output."""
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
+        run = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, f"{command[0]}: {type(error).__name__}"
     return run.returncode, run.stdout + run.stderr

@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.config.settings import Fidelity
 from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.sources import read_source
-from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
@@ -81,7 +80,7 @@ class ChatMeasurement:
             variant=variant,
             kv_cache=kv_cache,
             **weights_of(checkpoint),
-            spec=describe_spec(spec, key_value_heads(self.model["config"])),
+            spec=describe_spec(spec, self.model["config"]),
             settings=self._draw | {"dtype": dtype_name()} | settings,
             result=result,
             seconds=time.monotonic() - self._started,

@@ -165,12 +165,12 @@ def measure_early_exit(
     model = load_swiftkv(checkpoint, device_map=device_map())
     require_head(model)
     require_spec(checkpoint, model.spec, spec)
-    sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
-    alignment = summarize_agreement(sums)
-    print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
     questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings.questions]
     prompts = chat_prompts(measured.model["path"], heldout, settings.max_length, settings.seed)
     prompts = questions + prompts[: settings.prompts]
+    sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
+    alignment = summarize_agreement(sums)
+    print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
     decoded = answers(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
     decoding = summarize_answers(decoded)
     answered = [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)]

@@ -29,7 +29,6 @@ from pipeline.records import KeptAnswers, describe_spec, machine, measurement, w
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
 from pipeline.sources import read_source
-from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name
@@ -316,7 +315,7 @@ def measure_reading(
         model=model,
         variant=variant,
         **weights_of(checkpoint),
-        spec=describe_spec(spec, key_value_heads(config)),
+        spec=describe_spec(spec, config),
         settings=settings.model_dump() | {"dtype": dtype_name()},
         result=result,
         seconds=time.monotonic() - started,

@@ -17,7 +17,6 @@ from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
 from pipeline.sources import read_source
 from pipeline.statistics import mean_and_stderr
-from swiftkv.architectures import key_value_heads
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -76,7 +75,7 @@ def measure_scores(
         "variant": variant,
         "kv_cache": kv_cache,
         **weights_of(checkpoint),
-        "spec": describe_spec(spec, key_value_heads(model["config"])),
+        "spec": describe_spec(spec, model["config"]),
     }
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     folder = checkpoint or tokenizer

@@ -200,9 +200,15 @@ def check_task(task: dict[str, Any]) -> None:
 
 
 def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse a metric or filter that the lm-eval config of a task lacks; the `UserError` names those that it has."""
+    """Refuse a metric that is no mean over questions, or a metric or filter that the lm-eval config of a task lacks.
+
+    Raises:
+        UserError: it names those that there are.
+    """
     output_type, stated = config["output_type"], config.get("metric_list")
-    metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
+    metrics = DEFAULT_METRIC_REGISTRY[output_type]
+    if stated is not None:
+        metrics = [entry["metric"] for entry in stated if entry.get("aggregation", "mean") == "mean"]
     # A template chooses among the answers; Winogrande's answers differ in the prompt, TruthfulQA's are right together.
     chosen = output_type == "multiple_choice" and "{{" in str(config.get("doc_to_target"))
     if output_type == "loglikelihood" or chosen:

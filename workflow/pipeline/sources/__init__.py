@@ -72,12 +72,13 @@ def resolve_model(
         identity = _packaged_model(source, folder)
         check(folder)
     else:
+        template, origin = _chat_template(chat_template) if chat_template else (None, None)
         path, identity = find_checkpoint(source, check)
         with atomic_path(folder) as scratch:
-            if chat_template is None:
+            if template is None:
                 scratch.symlink_to(path)
             else:
-                template, identity["chat_template"] = _chat_template(chat_template)
+                identity["chat_template"] = origin
                 link_files(path, scratch, "chat_template.jinja")
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")

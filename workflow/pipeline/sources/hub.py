@@ -87,20 +87,33 @@ class HubRepository:
 
     def _error(self, error: Exception) -> HubError:
         """Say in one sentence which source failed, why, and what to do."""
-        if isinstance(error, errors.GatedRepoError):
-            said = "is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            said = "does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
-        elif isinstance(error, errors.RevisionNotFoundError):
-            said = "has no such revision on the hub; check `revision` in the config"
-        elif self.commit is None:
+        if said := refusal(self.identifier, self.revision, error):
+            return HubError(said)
+        said = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        if self.commit is None:
             said = (
                 "cannot be reached and is not in the local hub cache: connect to the hub, or download it elsewhere and name "
                 "it as a `local` source"
             )
-        else:
-            said = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         return HubError(f"{self.kind} {self.identifier!r} (revision {self.revision!r}) {said}")
+
+
+def refusal(name: str, revision: str, error: Exception) -> str:
+    """Return one sentence on the hub's refusal of a repository; empty if the network failed."""
+    from huggingface_hub import get_token
+
+    login = "the token here has no access to it" if get_token() else "there is no token here"
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated and {login}: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"the hub has no {name}, or it is private and {login}: check its id, or log in with `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision {revision!r}: check `revision` in the configuration"
+    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        return f"the hub refuses {name}: the token here may have expired; log in with `hf auth login`"
+    return ""
 
 
 def _may_pass(error: BaseException) -> bool:

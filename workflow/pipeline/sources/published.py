@@ -36,11 +36,13 @@ def fetch_checkpoint(
         UserError: it cannot be had, is incomplete, or is of another model or variant.
     """
     model = read_source(model_source)
-    path, identity = find_checkpoint(
-        source, lambda folder: _check_variant(read_json(folder / "config.json"), spec, variant, model)
-    )
+
+    def check(folder: Path) -> None:
+        _check_variant(read_json(folder / "config.json"), spec, variant, model)
+        load_tokenizer(folder)
+
+    path, identity = find_checkpoint(source, check)
     check_swiftkv(path)
-    load_tokenizer(path)
     with atomic_path(output) as scratch:
         link_files(path, scratch, ORIGIN)
         write_json(scratch / ORIGIN, identity)
