@@ -50,6 +50,11 @@ def check_space(folder: Path, needed: float) -> None:
         )
 
 
+def text_of(file: Path) -> str:
+    """Read a UTF-8 file, damaged bytes replaced; empty if it does not exist."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a file in UTF-8, atomically."""
     with atomic_path(path) as scratch:
