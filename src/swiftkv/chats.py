@@ -73,8 +73,6 @@ def read_chats(path: str | Path) -> Iterator[dict[str, Any]]:
                 yield chat
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; delete the file and run again") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}, line {number}, is no chat ({error}); delete the file and run again") from None
     if not number:

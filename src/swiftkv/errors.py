@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -23,8 +22,8 @@ def command_line(main: Callable[..., Any]) -> Callable[..., Any]:
         except UserError as error:
             sys.exit(f"error: {error}")
         except Exception as error:
-            # Libraries written in other languages report a full disk in words only.
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+            # Libraries written in other languages report a full disk in these words only.
+            if any(words in str(error) for words in ("No space left on device", "Disk quota exceeded")):
                 where = getattr(error, "filename", None) or "an output"
                 sys.exit(f"error: the disk is full while writing {where}; free some space and run again")
             raise

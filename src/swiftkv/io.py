@@ -41,6 +41,20 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def check_space(folder: Path, needed: float) -> None:
+    """Raise a `UserError` if the disk of `folder` has less than `needed` bytes free."""
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise UserError(
+            f"{folder} has {free / 1e9:.1f} GB free and at least {needed / 1e9:.1f} GB will be written there: free some "
+            "space, or put it on another disk"
+        )
+
+
+def text_of(file: Path) -> str:
+    """Read a UTF-8 file, damaged bytes replaced; empty if it does not exist."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a file in UTF-8, atomically."""
     with atomic_path(path) as scratch:

@@ -158,7 +158,7 @@ def api(monkeypatch):
             Path(local_dir, "tokenizer_config.json").write_text(json.dumps(answers.tokenizer))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr("pipeline.sources.hub.get_token", lambda: None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(check, "in_cache", lambda item: answers.cached)
     return answers

@@ -91,6 +91,6 @@ def test_models_and_plugin_import_without_the_libraries_of_the_pipeline(absent, 
 
 def test_plans_and_help_import_nothing_of_what_jobs_run():
     heavy = {"torch", "tyro", "matplotlib", "pandas"}
-    stages = "[stage.summary for stage in pipeline.stages.STAGES.values()]"
+    stages = "[stage.outputs for stage in pipeline.stages.STAGES.values()]"
     program = f"import sys, pipeline.stages, pipeline.artifacts.contents; {stages}; print(*{heavy} & set(sys.modules))"
     assert run(sys.executable, "-c", program).stdout == "\n"

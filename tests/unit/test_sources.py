@@ -41,7 +41,11 @@ def test_a_local_checkpoint_stays_where_it_is_and_is_known_by_its_content(tmp_pa
         (folder / "model.safetensors").chmod(0o700)
         record = resolve_model("mine", "Mine", source, output)
         found.add(record["resolved"])
-    assert record["path"] == str(tmp_path / "base") and record["kind"] == "local" and record["num_hidden_layers"] == 2
+    assert (
+        record["path"] == str(tmp_path / "base")
+        and record["kind"] == "local"
+        and record["config"]["num_hidden_layers"] == 2
+    )
     assert (tmp_path / "base").readlink() == folder and (folder / "model.safetensors").stat().st_mode & 0o777 == 0o700
     shutil.copytree(folder, tmp_path / "copy")
     found.add(resolve_model("mine", "Mine", {"local": str(tmp_path / "copy")}, output)["resolved"])

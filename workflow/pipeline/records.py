@@ -19,7 +19,7 @@ from pipeline.sources import ORIGIN, with_state
 from swiftkv import installed_version
 from swiftkv.architectures import key_value_heads
 from swiftkv.chats import CHAT_DATE
-from swiftkv.io import read_json
+from swiftkv.io import read_json, text_of
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
@@ -159,10 +159,9 @@ def machine() -> Any:
 
 def processor() -> str:
     """The name of this machine's processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
-                return name
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name") and (name := line.partition(":")[2].strip()):
+            return name
     return platform.processor() or platform.machine()
 
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from swiftkv.distill.recipe import Distilling
 from swiftkv.errors import UserError
-from swiftkv.io import checksum, digest, read_json, write_json, write_text
+from swiftkv.io import checksum, digest, read_json, text_of, write_json, write_text
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.tensor_file import write
 
@@ -56,8 +56,8 @@ class TrainingState:
         self.identity = identity
         self._file = self.folder / "state.json"
         self._diverged = self.folder / "diverged.txt"
-        if self._diverged.exists():
-            raise UserError(self._diverged.read_text(encoding="utf-8"))
+        if diverged := text_of(self._diverged):
+            raise UserError(diverged)
         self.checkpoints = read_json(self._file)["checkpoints"] if self._file.exists() else []
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import logging
 import math
 import os
 import shutil
@@ -282,8 +281,7 @@ def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumul
     optimizer = torch.optim.AdamW(
         trained, lr=recipe.learning_rate, betas=betas, eps=1e-8, weight_decay=recipe.weight_decay, fused=True
     )
-    with quiet_deepspeed():
-        engine, *_ = deepspeed.initialize(model=step, optimizer=optimizer, config=config, dist_init_required=False)
+    engine, *_ = deepspeed.initialize(model=step, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
@@ -294,16 +292,13 @@ def start_distributed() -> None:
         join_ranks(**({} if launched else {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}))
     if not launched:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    with quiet_deepspeed():
-        import deepspeed
+    import deepspeed
 
-        if not torch.cuda.is_available():
-            # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile. On a GPU to look at this
-            # would probe all of DeepSpeed's operators, which warn of a CUDA toolkit that is not needed.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(
-            "nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False
-        )
+    if not torch.cuda.is_available():
+        # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile. On a GPU to look at this
+        # would probe all of DeepSpeed's operators, which warn of a CUDA toolkit that is not needed.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
 def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tensor | None]:
@@ -328,18 +323,6 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, its maximum
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
-
-
-@contextlib.contextmanager
-def quiet_deepspeed():
-    """Silence DeepSpeed's report on its configuration."""
-    logger = logging.getLogger("DeepSpeed")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(max(level, logging.WARNING))
 
 
 def say(sentence: str) -> None:

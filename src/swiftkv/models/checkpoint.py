@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, read_json
+from swiftkv.io import atomic_path, check_space, read_json
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
 from swiftkv.models.swiftkv import quiet
@@ -225,11 +224,7 @@ def try_saving(
                 part.from_pretrained(scratch)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"the trained checkpoint {path} could not be saved: {_one_line(error)}") from None
-    needed, free = sum(p.numel() for p in model.parameters()) * dtype.itemsize, shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise UserError(
-            f"the trained checkpoint {path} takes {needed / 1e9:.1f} GB, but its disk has {free / 1e9:.1f} GB free"
-        )
+    check_space(path.parent, sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize)
 
 
 def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:

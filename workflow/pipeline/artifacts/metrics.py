@@ -45,9 +45,10 @@ INPUTS = {
     "reading": "reading", "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
-_GROUPS = load_yaml(Path(__file__).with_name("metrics.yaml"))
 METRICS: Mapping[str, Metric] = {
-    name: Metric(measure, **about) for measure, metrics in _GROUPS.items() for name, about in metrics.items()
+    name: Metric(measure, **about)
+    for measure, metrics in load_yaml(Path(__file__).with_name("metrics.yaml")).items()
+    for name, about in metrics.items()
 }
 
 

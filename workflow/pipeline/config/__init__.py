@@ -35,10 +35,9 @@ from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
 PROJECT = Path(__file__).parents[3]
-YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
 
-class _Loader(YAML):
+class _Loader(yaml.CSafeLoader):  # the fast one: every job of a cluster reads the configuration twice
     """Refuse keys that YAML drops or changes: all but the last of equal ones, and words such as `no`."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.measure.engine import EngineFailure, failure
+from swiftkv.io import text_of
 
 # Ends its process group, the program and what that has started, when nobody holds its standard input any more: the kernel
 # closes that however this program ends, even by SIGKILL. A group of its own is reached by no signal to this program's.
@@ -30,7 +31,7 @@ class Program:
     @property
     def text(self) -> str:
         """Everything printed so far."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        return text_of(self.log)
 
     def failure(self) -> EngineFailure:
         """Why it ended, once it has."""

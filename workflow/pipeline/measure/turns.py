@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.measure.point import BASELINE, Point, Subject
 from pipeline.measure.worker import Worker, worker
+from swiftkv.io import text_of
 
 OWN = "own"  # the other side of a measurement in turns
 
@@ -45,7 +46,7 @@ class Engines(contextlib.ExitStack):
     @property
     def text(self) -> str:
         """Everything that the measured variant's has printed."""
-        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return text_of(self.log)
 
 
 @dataclass(frozen=True)

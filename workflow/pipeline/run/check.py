@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import HUB_SECONDS, SECOND_COPIES, refusal
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
+from swiftkv.io import check_space, read_json
 
 DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
 
@@ -235,11 +234,7 @@ def check_disk(results: Path, written: float, missing: float) -> str:
         raise UserError(f"{results} cannot be written to: correct its rights or choose another")
     together = place.stat().st_dev == cache.stat().st_dev
     for folder, needed in ((place, written + missing * together), (cache, missing)):
-        if (free := shutil.disk_usage(folder).free) < needed:
-            raise UserError(
-                f"{folder} has {free / GIGA:.1f} GB free and at least {needed / GIGA:.1f} GB will be written there: free "
-                "some space, or put it on another disk"
-            )
+        check_space(folder, needed)
     return f"room for {written / GIGA:.1f} GB of results in {results} and {missing / GIGA:.1f} GB of downloads"
 
 

@@ -20,6 +20,7 @@ from pipeline.config.local import check_local_sources
 from pipeline.gpus import python_of_jobs
 from pipeline.stages import rule_of, stage_of
 from swiftkv.errors import UserError
+from swiftkv.io import text_of
 from swiftkv.section import nearest
 
 EXCLUSIVE = "--exclusive"  # in a job's slurm_extra: nothing else runs on its nodes
@@ -116,7 +117,7 @@ def memory_mb(root: Path = Path("/")) -> int:
     """
     free = [1024 * (_number(root / "proc/meminfo", "MemAvailable:") or 0)]
     groups = root / "proc/self/cgroup"
-    for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else ():
+    for line in text_of(groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -134,9 +135,7 @@ def memory_mb(root: Path = Path("/")) -> int:
 
 def _number(file: Path, field: str = "") -> int | None:
     """Read the number of a line that begins with `field`; None where there is none."""
-    found = re.search(
-        rf"^{field}\s*(\d+)( kB)?$", file.read_text(encoding="utf-8") if file.is_file() else "", re.MULTILINE
-    )
+    found = re.search(rf"^{field}\s*(\d+)( kB)?$", text_of(file), re.MULTILINE)
     return int(found[1]) if found else None
 
 

@@ -11,6 +11,7 @@ from pipeline.artifacts.metrics import some
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from swiftkv.cost import GIGA
+from swiftkv.io import text_of
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
@@ -169,8 +170,7 @@ class Progress:
     def _lines(self, number: int) -> list[str]:
         """The output of a step so far, without empty lines."""
         file = Path((self.logs.get(number) or ["nowhere"])[0])
-        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        return [line.strip() for line in text_of(file).splitlines() if line.strip()]
 
     def _error(self, number: int) -> str:
         """Why a step failed: its program's own sentence, else the last line of its output."""

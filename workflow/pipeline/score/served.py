@@ -55,7 +55,7 @@ def score_served(
     job = (folder, tokenizer, task | {"engine": engine}, seed, fetched)
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
-        printed = log.read_text(encoding="utf-8", errors="replace")
+        printed = program.program.text
     if isinstance(answer, Exception):
         raise answer
     result, settings, data = answer

@@ -55,8 +55,8 @@ def resolve_model(
         num_hidden_layers: L, as the configuration has it; without it any model is taken.
 
     Returns:
-        What `read_source` reads: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
-        chat_template, the identity of the model it came from, where it is another's.
+        What `read_source` reads: name, title, path, kind, id, revision, resolved, config; and chat_template, the identity of
+        the model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
@@ -82,8 +82,7 @@ def resolve_model(
                 link_files(path, scratch, "chat_template.jinja")
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
-    described = {"num_hidden_layers": config["num_hidden_layers"], "config": config}
-    write_json(output, {"name": name, "title": title, "path": folder.name, **identity, **described})
+    write_json(output, {"name": name, "title": title, "path": folder.name, **identity, "config": config})
     print(f"{title}: {identity['kind']} {identity['id']}, {identity['resolved']}")
     return read_source(output)
 
@@ -245,12 +244,10 @@ def check_checkpoint(folder: Path) -> None:
     """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
     import safetensors
 
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is no checkpoint: it has no config.json")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise UserError(f"{folder} is no checkpoint: it has no *.safetensors file")
-    for file in weights:
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            raise UserError(f"{folder} is no checkpoint: it has no {pattern} file")
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safetensors.safe_open(file, framework="numpy"):
                 pass  # reads the header alone

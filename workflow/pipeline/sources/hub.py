@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tenacity
-from huggingface_hub import constants, errors
+from huggingface_hub import constants, errors, get_token
 
 from swiftkv.errors import UserError
 
@@ -100,8 +100,6 @@ class HubRepository:
 
 def refusal(name: str, revision: str, error: Exception) -> str:
     """Return one sentence on the hub's refusal of a repository; empty if the network failed."""
-    from huggingface_hub import get_token
-
     login = "the token here has no access to it" if get_token() else "there is no token here"
     if isinstance(error, errors.GatedRepoError):
         return (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
@@ -45,14 +43,6 @@ class Stage:
         """What `run` names; imported only here."""
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
-
-    @property
-    def summary(self) -> str:
-        """The first line of the function's docstring, read from its file: importing all functions takes long."""
-        module, _, name = self.run.partition(":")
-        tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
-        (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-        return ast.get_docstring(function).partition("\n")[0]
 
 
 STAGES = {

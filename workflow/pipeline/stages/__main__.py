@@ -18,7 +18,7 @@ def main() -> None:
     """
     name, *words = sys.argv[1:] or ["--help"]
     if name == "--help":
-        print(__doc__, *(f"  {known:20} {stage.summary}" for known, stage in STAGES.items()), sep="\n")
+        print(__doc__, *(f"  {known:20} {stage.output}" for known, stage in STAGES.items()), sep="\n")
         return
     if name not in STAGES:
         raise UserError(f"there is no stage {name!r}{nearest(name, STAGES)}; the stages are {', '.join(STAGES)}")
