@@ -117,9 +117,8 @@ def train(
         start = fitted_values(base, spec, statistics)
     step = make_step(base, spec, recipe, start)
     save = save_base if spec is None else save_swiftkv
-    try_saving(
-        save, step.student, checkpoint, tokenizer, stored_dtype
-    )  # joined ranks but the first would write nothing
+    # Before the ranks are joined: afterwards all but the first would write nothing.
+    try_saving(save, step.student, checkpoint, tokenizer, stored_dtype)
     start_distributed()
     from deepspeed import comm
 

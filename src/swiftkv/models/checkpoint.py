@@ -224,7 +224,7 @@ def try_saving(
                 part.from_pretrained(scratch)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"the trained checkpoint {path} could not be saved: {_one_line(error)}") from None
-    check_space(path.parent, sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize)
+    check_space(path.parent, model.num_parameters() * dtype.itemsize)
 
 
 def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:

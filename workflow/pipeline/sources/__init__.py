@@ -72,13 +72,13 @@ def resolve_model(
         identity = _packaged_model(source, folder)
         check(folder)
     else:
-        template, origin = _chat_template(chat_template) if chat_template else (None, None)
+        other = chat_template and _chat_template(chat_template)  # before weights are downloaded
         path, identity = find_checkpoint(source, check)
         with atomic_path(folder) as scratch:
-            if template is None:
+            if not other:
                 scratch.symlink_to(path)
             else:
-                identity["chat_template"] = origin
+                template, identity["chat_template"] = other
                 link_files(path, scratch, "chat_template.jinja")
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
