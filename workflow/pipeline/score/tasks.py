@@ -9,7 +9,7 @@ PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{datase
 `dataset_name` (the MMLU subject). `columns` adds to files what the lm-eval task reads and they lack, each a Jinja
 template over a record. Questions of the hub were downloaded by `pipeline.score.fetch`.
 
-Prompts, filters and generation are lm-eval's own.
+Prompts are lm-eval's own; files in lm_eval_tasks/ replace filters, prefix and length for the paper's scores.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ import jinja2
 import pyarrow
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks._yaml_loader import load_yaml
 
-from pipeline.config.catalogue import leaf_configs, leaf_entries
+from pipeline.config.catalogue import leaf_configs, leaves
 from pipeline.score.fetch import Fetched, from_hub
 from pipeline.sources import file_identity, read_lines, source_files
 from swiftkv.errors import UserError
@@ -135,21 +134,21 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
     if from_hub(task["source"]) and fetched is None:
         raise UserError(f"task {task['task']!r}: its questions come from the hub; give the folder they were fetched to")
     data = Fetched(fetched) if from_hub(task["source"]) else QuestionFiles(task["task"], task["source"])
-    leaves = []
-    for entry in leaf_entries(task["task"]):
+    parts = []
+    for leaf in leaves(task["task"]):
         # Questions first: the functions of a task may import what it needs only where there are any.
-        splits = data.load(load_yaml(entry.yaml_path, resolve_func=False))
-        config = load_yaml(entry.yaml_path)
+        splits = data.load(leaf.config(functions=False))
+        config = leaf.config()
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         check_metric(task, config)
         if (split := config.get("test_split") or config.get("validation_split")) not in splits:
             raise UserError(f"lm-eval task {config['task']!r} scores split {split!r}, which its source lacks")
         process = config.get("process_docs") or (lambda questions: questions)
-        leaves.append((config, splits, split, process(splits[split])))
-    sizes = [len(questions) for *_, questions in leaves]
+        parts.append((config, splits, split, process(splits[split])))
+    sizes = [len(questions) for *_, questions in parts]
     tasks, described, fewshot = {}, {}, ""
-    for (config, splits, split, questions), indices in zip(leaves, choose(sizes, task["limit"], seed), strict=True):
+    for (config, splits, split, questions), indices in zip(parts, choose(sizes, task["limit"], seed), strict=True):
         if not indices:
             continue
         fewshot = _fewshot(task, config, splits, split, questions, indices, seed)
