@@ -87,7 +87,7 @@ def entries(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 SHORT = {"max_gen_toks": 3}
 TASKS = entries(
-    arc_challenge=SHORT,
+    arc_challenge=SHORT | {key: PAPER["arc-challenge"][key] for key in ("task", "filter")},
     winogrande={},
     hellaswag={"shots": 2},
     mmlu=SHORT | {"shots": 1},

@@ -170,8 +170,10 @@ def test_step_is_the_plain_two_model_loss(architecture, spec, changes, monkeypat
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["distillation", "lm"])
-def test_logits_of_the_assistants_tokens_only(loss):
+@pytest.mark.parametrize(
+    ("loss", "tokens"), [("distillation", "assistant"), ("lm", "assistant"), ("distillation", "assistant_unshifted")]
+)
+def test_logits_of_the_assistants_tokens_only(loss, tokens):
     """Positions count whose next token, in the same sample, is the assistant's; all count in the hidden states' loss."""
     ids, positions, weights = batch()
     assistant = torch.zeros_like(weights)
@@ -179,9 +181,11 @@ def test_logits_of_the_assistants_tokens_only(loss):
     assistant[1, 20:25] = 1
     counted = torch.zeros_like(weights)
     counted[0, 6:9] = counted[0, 10:13] = counted[1, 19:24] = 1
+    if tokens == "assistant_unshifted":
+        counted = assistant
     hidden = {"hidden_state_weight": 1.0} if loss == "distillation" else {}
     base = tiny_teacher()
-    step = DistillationStep(base, SPEC, recipe(loss=loss, logits_tokens="assistant", **hidden))
+    step = DistillationStep(base, SPEC, recipe(loss=loss, logits_tokens=tokens, **hidden))
     whole = DistillationStep(base, SPEC, recipe(loss=loss, **hidden))
     masked, parts = step(ids, positions, weights, assistant_mask=assistant)
     torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])

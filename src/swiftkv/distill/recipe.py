@@ -66,9 +66,10 @@ class Distilling(Fitting):
     loss: Literal["distillation", "lm"] = key("From the teacher's logits, or `lm`: next-token cross-entropy.")
     temperature: Positive = key("T of the distillation loss.")
     logits_weight: NotNegative = key("Weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.")
-    logits_tokens: Literal["all", "assistant"] = key(
-        "Positions the logits loss counts: `all`, or those whose next token is the `assistant`'s. Its sum is "
-        "divided by the number of all positions either way."
+    logits_tokens: Literal["all", "assistant", "assistant_unshifted"] = key(
+        "Positions the logits loss counts: `all`, those whose next token is the `assistant`'s, or those of the assistant's "
+        "own tokens (`assistant_unshifted`, as the authors' trainer counts). Its sum is divided by the number of all "
+        "positions."
     )
     hidden_state_weight: NotNegative = key("Weight of the mean squared error between hidden states; 0 leaves it out.")
     hidden_state_layer: Integer = key("Which hidden state is compared: 0 the embeddings, L (or -1) the final norm's.")

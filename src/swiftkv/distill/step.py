@@ -102,7 +102,8 @@ class DistillationStep(nn.Module):
         flat_weights = counted = weights.flatten()
         if assistant_mask is not None:
             answering = before(assistant_mask, position_ids)
-            counted = flat_weights * answering
+            unshifted = recipe.logits_tokens == "assistant_unshifted"
+            counted = flat_weights * (assistant_mask.flatten() if unshifted else answering)
             if decoder.spec.own_key_values:
                 state.full_depth = assistant_mask.bool() | answering.view_as(assistant_mask).bool()
                 flat_weights = counted

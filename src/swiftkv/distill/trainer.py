@@ -94,7 +94,7 @@ def train(
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose(recipe)  # raises before the model is loaded
     own = spec is not None and spec.own_key_values
-    rows = PackedRows(data, recipe.logits_tokens == "assistant" or own)
+    rows = PackedRows(data, recipe.logits_tokens != "all" or own)
     if rows.max_length != recipe.max_length:
         raise UserError(
             f"{data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
