@@ -12,6 +12,11 @@ class UserError(Exception):
     """Something the user can mend; the message says what is wrong and what to do."""
 
 
+def one_line(error: Exception) -> str:
+    """Return the message of an error on one line."""
+    return " ".join(str(error).split())
+
+
 def command_line(main: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function end its program with one sentence on stderr and exit status 1 on a user's error or a full disk."""
 

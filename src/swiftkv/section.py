@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from swiftkv.errors import UserError
+from swiftkv.errors import UserError, one_line
 
 LARGEST = 10**9  # of every number without a closer limit: a slip of the keyboard is larger
 
@@ -106,7 +106,7 @@ def _sentence(mistake: Any) -> str:
     """pydantic's message with the value and the allowed one that is most like it."""
     context, value = mistake.get("ctx", {}), mistake["input"]
     if "error" in context:
-        return " ".join(str(context["error"]).split())
+        return one_line(context["error"])
     allowed = re.findall(r"'([^']*)'", str(context.get("expected", context.get("expected_tags", ""))))
     shown = (
         ""

@@ -131,6 +131,12 @@ def test_numbers_may_be_written_as_one_writes_them(config):
     assert (read.learning_rate, read.start_tokens) == (1e-4, 10**6) and isinstance(read.start_tokens, int)
 
 
+def test_a_row_a_gpu(config):
+    read = check(config)
+    models = ("llama-3.1-8b", "llama-3.1-70b")
+    assert [read.recipe(model, "authors-2025").batch_size for model in models] == [8, 32]
+
+
 def test_batches_are_only_checked_on_models_of_this_scale(config):
     config["recipes"] = {name: entry | {"batch_size": 4} for name, entry in config["recipes"].items()}
     with pytest.raises(UserError, match="batch_size 4"):

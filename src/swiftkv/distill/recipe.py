@@ -22,7 +22,9 @@ class Packing(Section):
 
     data: Text = key("A key under data.")
     max_length: Annotated[Whole, Field(ge=2)] = key("Tokens a packed row.")
-    batch_size: Whole = key("Packed rows an optimizer step, over all ranks.")
+    batch_size: Whole | Literal[0] = key(
+        "Packed rows an optimizer step, over all ranks; 0 in a configuration: one micro-batch a rank."
+    )
     max_steps: Whole | None = key("Optimizer steps in place of whole epochs; null runs all epochs.")
     seed: Seed = key("Seed of sample order and packing.")
 

@@ -32,7 +32,7 @@ from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
-from swiftkv.models.checkpoint import try_saving
+from swiftkv.models.saving import try_saving
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
 

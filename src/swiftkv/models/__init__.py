@@ -2,7 +2,7 @@
 
 `attention.py`, `swiftkv.py` and `configuration.py` are shared by all architectures, `qwen3.py` and `deepseek_v2.py` hold
 the differences of these two (docs/adding/model.md), `classes.py` builds the classes. `rewire.py` turns an ordinary model
-into a SwiftKV model, `checkpoint.py` reads and writes checkpoints.
+into a SwiftKV model, `checkpoint.py` reads checkpoints and `saving.py` writes them.
 """
 
 from swiftkv.models.checkpoint import (
@@ -11,11 +11,10 @@ from swiftkv.models.checkpoint import (
     load_sharing,
     load_swiftkv,
     load_tokenizer,
-    save_base,
-    save_swiftkv,
     spread,
 )
 from swiftkv.models.rewire import rewire
+from swiftkv.models.saving import save_base, save_swiftkv
 from swiftkv.models.swiftkv import LowerState
 
 __all__ = [

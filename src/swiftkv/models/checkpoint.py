@@ -1,10 +1,7 @@
-"""Read and write safetensors checkpoints; names and shapes are checked before anything is loaded."""
+"""Read safetensors checkpoints; names and shapes are checked before anything is loaded."""
 
 from __future__ import annotations
 
-import copy
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.device import compute_dtype
-from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, check_space, read_json
+from swiftkv.errors import UserError, one_line
+from swiftkv.io import read_json
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
 from swiftkv.models.swiftkv import quiet
@@ -33,7 +30,6 @@ from swiftkv.quantize.kv_cache import FP8
 from swiftkv.quantize.linear import (
     SCALE,
     check_scheme,
-    checkpoint_tensors,
     is_quantized,
     quantized_names,
     stored_as_words,
@@ -142,89 +138,13 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no usable tokenizer ({_one_line(error)[:200]})") from None
+        raise UserError(f"{path} holds no usable tokenizer ({one_line(error)[:200]})") from None
     if tokenizer.chat_template is None:
         raise UserError(
             f"the tokenizer in {path} has no chat template, which chats need; name a model to take it from as "
             "`chat_template` of this one in the config"
         )
     return tokenizer
-
-
-def save_base(
-    model: PreTrainedModel,
-    path: str | Path,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    state_dict: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Write an ordinary checkpoint atomically; arguments as in `save_swiftkv`."""
-    tensors = model.state_dict() if state_dict is None else state_dict
-    if is_quantized(model.config):
-        tensors = checkpoint_tensors(model, tensors)
-    written = copy.copy(model)
-    written.generation_config = GenerationConfig()
-    with atomic_path(path) as scratch, quiet():
-        written.save_pretrained(scratch, state_dict=tensors)
-        # transformers reads settings that its save_pretrained refuses, such as a temperature without sampling.
-        model.generation_config.to_json_file(scratch / "generation_config.json")
-        if tokenizer is not None:
-            tokenizer.save_pretrained(scratch)
-
-
-def save_swiftkv(
-    model: PreTrainedModel,
-    path: str | Path,
-    keep_teacher_qkv: bool = True,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    state_dict: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Write a SwiftKV checkpoint with the published names, atomically.
-
-    Args:
-        model: SwiftKV language model.
-        path: folder; an existing one is replaced.
-        keep_teacher_qkv: also write the teacher's projections of layers >= l.
-        tokenizer: saved into the same folder.
-        state_dict: the weights if `model` does not hold them (ZeRO-3).
-    """
-    tensors = model.state_dict() if state_dict is None else state_dict
-    if not keep_teacher_qkv:
-        unused = model.model.teacher_projection_names(prefix="model.")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
-    written = copy.copy(model)
-    written.config = copy.copy(model.config)
-    written.config.swiftkv = True
-    save_base(written, path, tokenizer, tensors)
-
-
-def try_saving(
-    save: Callable[..., None],
-    model: PreTrainedModel,
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: torch.dtype,
-) -> None:
-    """Write a checkpoint without weights beside `path`, read it back and delete it, before a training spends its time.
-
-    Args:
-        save: `save_base` or `save_swiftkv`.
-        model: the model to save after training.
-        path: folder of its checkpoint.
-        tokenizer: saved into the same folder.
-        dtype: dtype of the saved weights.
-
-    Raises:
-        UserError: a file cannot be written or read back, or the disk has no space for the weights.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-            save(model, scratch, tokenizer=tokenizer, state_dict={})
-            for part in (AutoConfig, GenerationConfig, AutoTokenizer):
-                part.from_pretrained(scratch)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"the trained checkpoint {path} could not be saved: {_one_line(error)}") from None
-    check_space(path.parent, model.num_parameters() * dtype.itemsize)
 
 
 def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:
@@ -337,7 +257,7 @@ def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{config_file} does not describe a possible model: {_one_line(error)}") from None
+        raise UserError(f"{config_file} does not describe a possible model: {one_line(error)}") from None
     if is_quantized(config):
         check_scheme(config.quantization_config, str(config_file))
     check_tensors(path, config, scales=is_quantized(config))
@@ -414,7 +334,7 @@ def _shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
         except FileNotFoundError:
             raise UserError(f"{file} does not exist, but {index_file.name} lists it") from None
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} is damaged or cut short ({_one_line(error)}); fetch or write it again") from None
+            raise UserError(f"{file} is damaged or cut short ({one_line(error)}); fetch or write it again") from None
     return found
 
 
@@ -423,7 +343,3 @@ def _model_type(path: str | Path) -> str:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(f"{Path(path) / 'config.json'} names no model_type")
     return config["model_type"]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

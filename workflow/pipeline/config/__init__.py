@@ -151,8 +151,10 @@ class Config(Section):
             raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
 
     def recipe(self, model: str, name: str) -> Recipe:
-        """A training recipe as the trainer takes it: with the model's ZeRO stage."""
-        return self.recipes[name].model_copy(update={"zero_stage": self.models[model].zero_stage})
+        """Return a training recipe as the trainer takes it, with the model's ZeRO stage and rows a step."""
+        recipe, settings = self.recipes[name], self.models[model]
+        rows = recipe.batch_size or recipe.micro_batch_size * max(1, settings.gpus.distill)
+        return recipe.model_copy(update={"zero_stage": settings.zero_stage, "batch_size": rows})
 
     def alike(self, recipe: str, part: type[Packing]) -> list[str]:
         """All recipes that agree with one in the keys of `part`; a file that they share has the name of the first."""
