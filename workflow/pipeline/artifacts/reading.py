@@ -119,8 +119,8 @@ def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str
             f"{name}: " + ("none" if pd.isna(least) else f"{least:g} ({percent(1 - least / layers)} fewer layers)")
         )
     yield (
-        f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. A ring is of no training, and "
-        "an upper bound: trained variants may keep as much at a smaller l."
+        f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. Rings are "
+        "without training, so upper bounds: trained variants may keep as much at a smaller l."
     )
     ranks = numbers.rows[numbers.rows["metric"] == "simscore_correlation"]
     words = [f"{row.value:+.2f} ({row.variant}, {row.n:g} l up to {row.at:g})" for row in ranks.itertuples()]

@@ -71,7 +71,7 @@ class Shown(Numbers):
         """The header of a column; a task's has its shots and questions, and whether it is at chance."""
         rows, chance = self.rows[self.rows["metric"] == metric], self._chance(metric)
         guessed = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
-        last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] * guessed
+        last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessed else []
         if metric in METRICS:
             return "\n".join([METRICS[metric].header, *last])
         asked, sizes = self.tasks[metric], sorted(rows["n"].dropna().unique())
