@@ -103,7 +103,7 @@ def correlations(squad: pd.DataFrame, share: float) -> Iterator[Row]:
     `at` is the largest l.
     """
     for variant, curve in squad[squad["variant"].isin(FAMILIES)].groupby("variant", sort=False):
-        for most in dict.fromkeys([lasting(curve, share)["at"].min(), curve["at"].max()]):
+        for most in pd.Series([lasting(curve, share)["at"].min(), curve["at"].max()]).dropna().unique():
             part = curve[curve["at"] <= most]
             value = part["value"].corr(part["simscore"], "spearman")
             known = part.iloc[0][["model", "variant", "point", "file"]]

@@ -206,8 +206,8 @@ def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
     if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
         return bar
-    least, limit = show(gain["low"], ".2f|×"), served.value(case, "sustained_rate_limit", point)
-    text = f"≥ {least}" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
+    limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
+    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
     return bar._replace(text=text, limit=limit)
 
 

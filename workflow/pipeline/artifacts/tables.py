@@ -28,9 +28,7 @@ from pipeline.artifacts.quality import Line
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
-_GUESSED = (
-    "no 95 % interval of this column lies above the score of guessing, so its differences tell variants apart by chance"
-)
+_GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"
 Panel = Mapping[str, Any]
 
 
