@@ -3,14 +3,13 @@
 import json
 import math
 
-import pandas as pd
 import pytest
 import torch
 from artifact_helpers import reading_result
 from score_helpers import byte_tokenizer
 
 from pipeline.artifacts.frame import frame, measured
-from pipeline.artifacts.reading import correlations, differences
+from pipeline.artifacts.reading import differences
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
@@ -149,11 +148,3 @@ def test_differences_are_paired_by_item():
     apart, alone = rows.loc["fitted"], measured([second]).set_index(["metric", "at"]).loc[("kept", 4)]
     assert apart["high"] - apart["low"] < (alone["high"] - alone["low"]) / 3
     assert frame(differences([first, numbers("copied", [6.0, 4.0, 10.0], "other items")])).empty
-
-
-def test_simscore_is_correlated_up_to_the_first_l_that_keeps_enough_and_over_all():
-    words = dict.fromkeys(("model", "point", "file"), "")
-    squad = pd.DataFrame(
-        {"at": range(4), "value": [1, 5, 9, 10], "simscore": [7, 6, 5, 8], "variant": "fitted"} | words
-    )
-    assert [row["value"] for row in correlations(squad, 8)] == pytest.approx([-1.0, 0.2])
