@@ -26,7 +26,7 @@ from tests.unit.artifact_helpers import (
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
-from pipeline.artifacts.metrics import IN_NOISE, MISSING, OOM, percent, show, show_interval
+from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
@@ -62,6 +62,7 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
     assert [line.split(" | ")[0] for line in first] == ["baseline", "published", "swiftkv-50", "published"]
     assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("79.95 [")
     assert first[2].split(" | ")[1] == "50% (l = 16)" and "[" in first[2]
+    assert [AT_CHANCE in header for header in table.grids[0].frame.columns[3:]] == [False, True, False]
     assert "n/a [" in second[0] and "not measured" in " ".join(table.notes)
     assert third[0].startswith(f"swiftkv-50 | baseline | {IN_NOISE} -10.00") and "(10%)" in third[0]
     assert any(note.startswith("Avg.: mean over ARC-Challenge and Winogrande") for note in table.notes)
@@ -91,17 +92,16 @@ READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
 
 
 def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_passages(tmp_path):
-    """A passage saves the model 16 bits of three answers; each takes one variant a bit less than the other."""
-    columns = ["passage_kept_percent"]
+    """A passage saves the model 16 bits of three answers, and the variants 14 and 17; without it they take 3 bits more."""
+    columns = ["passage_kept_percent", "passage_read_percent"]
     panels = [{"columns": columns}, {"columns": columns, "rows": "differences"}]
     entry = resolved("table", models=["small"], variants=["baseline", *READ], panels=panels)
     records = [reading(LLAMA, variant, 32, 16, bits) for variant, bits in READ.items()]
     shares = text(made(entry, reading=saved(tmp_path, records)).grids[0])
-    kept = [line.split(" | ")[1].split(" [")[0].split("\N{NO-BREAK SPACE}")[0] for line in shares]
-    assert kept == ["100", "69", "88"]  # of 16 bits 11 and 14
+    assert [re.findall(r"\| (\d+)", line) for line in shares] == [["100", "100"], ["69", "88"], ["88", "106"]]
     entry = resolved("table", models=["small"], variants=list(READ), panels=panels)
     apart = made(entry, reading=saved(tmp_path, records)).values.query("against == 'swiftkv-50-tuned'")
-    assert apart["value"].tolist() == [100 * -3 / 16]
+    assert apart["value"].tolist() == [100 * -3 / 16] * 2
     other = reading(LLAMA, "swiftkv-50-tuned", 32, 16, sha256="other passages")
     assert made(entry, reading=saved(tmp_path, [records[0], other])).values.query("against != ''").empty
 

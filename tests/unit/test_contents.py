@@ -116,7 +116,7 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
         ("table3", "local", "table2"),
         ("figureB1", "local", "figure4"),
         ("blog_figure4", "local", "figure3"),
-        ("figureA1", "local", None),  # it has every pair of layers
+        ("figureA1", "local", "figure2_left"),
         ("blog_table5", "", None),  # beside the blog's own values
     ],
 )

@@ -88,7 +88,7 @@ def repeated(config: Config, name: str) -> str | None:
         return None
     earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
     for other, entry in earlier:
-        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices", "share"))
+        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "share"))
         if alike and mine <= _measured(config, entry) and left_out(config, other) is None:
             return other
     return None

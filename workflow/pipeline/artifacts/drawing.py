@@ -17,25 +17,25 @@ if TYPE_CHECKING:  # matplotlib is slow to import, and only what draws needs it
 
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 
-# Color, marker and hatch of variants; they are the same in every figure.
+# Color and marker of variants; they are the same in every figure.
 _LOOKS = {
-    "baseline": ("#4D4D4D", "o", ""),
-    "merge-all-layers": ("#E69F00", "D", "xxxx"),
-    "swiftkv-25": ("#56B4E9", "v", "...."),
-    "swiftkv-50": ("#0072B2", "s", "////"),
-    "swiftkv-50-across2": ("#CC79A7", "P", "++++"),
-    "swiftkv-50-across4": ("#009E73", "^", "...."),
-    "swiftkv-50-across8": ("#D55E00", "X", "||||"),
-    "swiftkv-62.5": ("#332288", "X", "----"),
-    "swiftkv-50-tuned": ("#882255", "D", "xxxx"),
-    "copied": ("#D55E00", "o", ""),
-    "fitted": ("#009E73", "^", ""),
-    "trained, paper's recipe": ("#CC79A7", "s", ""),
-    "trained, tuned": ("#0072B2", "D", ""),
-    "trained, tuned, for prompts alone": ("#882255", "P", ""),
+    "baseline": ("#4D4D4D", "o"),
+    "merge-all-layers": ("#E69F00", "D"),
+    "swiftkv-25": ("#56B4E9", "v"),
+    "swiftkv-50": ("#0072B2", "s"),
+    "swiftkv-50-across2": ("#CC79A7", "P"),
+    "swiftkv-50-across4": ("#009E73", "^"),
+    "swiftkv-50-across8": ("#D55E00", "X"),
+    "swiftkv-62.5": ("#332288", "X"),
+    "swiftkv-50-tuned": ("#882255", "D"),
+    "copied": ("#D55E00", "o"),
+    "fitted": ("#009E73", "^"),
+    "trained, paper's recipe": ("#CC79A7", "s"),
+    "trained, tuned": ("#0072B2", "D"),
+    "trained, tuned, for prompts alone": ("#882255", "P"),
 }
 # Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
-_OTHER_LOOKS = (("#117733", "X", "oooo"), ("#999933", "o", "////"), ("#AA4499", "s", "...."))
+_OTHER_LOOKS = (("#117733", "X"), ("#999933", "o"), ("#AA4499", "s"))
 
 
 class Drawing(NamedTuple):
@@ -46,29 +46,29 @@ class Drawing(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a variant is drawn; `second` is its dashed, doubly hatched form (FP8 KV cache, speculation)."""
+    """How a variant is drawn: `second` is its dashed, hatched form (FP8 KV cache, speculation); points may be `joined`."""
 
     color: str
     marker: str
-    hatch: str
     second: bool = False
+    joined: bool = True
 
     @property
     def line(self) -> dict[str, Any]:
         """Keyword arguments of its curves."""
-        return {"color": self.color, "marker": self.marker, "linestyle": (0, (4, 1.5)) if self.second else "-"}
+        dashes = (0, (4, 1.5)) if self.second else "-"
+        return {"color": self.color, "marker": self.marker, "linestyle": dashes if self.joined else ""}
 
     @property
     def fill(self) -> dict[str, Any]:
         """Keyword arguments of its bars and boxes."""
-        hatch = self.hatch + ("\\\\\\\\" if self.second else "")
-        return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
+        return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": "////" if self.second else None}
 
 
 def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
-    """How a variant is drawn; one without a look of its own gets one from its name."""
+    """How a variant is drawn; one without a look of its own gets one from its name. Trainings are points, not a sweep."""
     other = _OTHER_LOOKS[sum(variant.encode()) % len(_OTHER_LOOKS)]
-    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8")
+    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", not variant.startswith("trained"))
 
 
 def new_figure(
@@ -82,10 +82,9 @@ def new_figure(
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: lines of the small print.
     """
-    import matplotlib.style
     from matplotlib.figure import Figure
 
-    matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
+    _use_style()
     share, space = width / PAGE, "\N{NO-BREAK SPACE}"
     small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
     figure = Figure(figsize=(width, height + 0.1 * len(small)), layout="constrained")
@@ -102,7 +101,14 @@ def handle(label: str, *, box: bool = False, **style: Any) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    _use_style()  # it has the size of markers
     return Patch(label=label, **style) if box else Line2D([], [], label=label, **style)
+
+
+def _use_style() -> None:
+    import matplotlib.style
+
+    matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
@@ -115,23 +121,21 @@ def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
 
 
 class Bar(NamedTuple):
-    """A value with its interval, a text inside, its limit and the text above that; without a value `text` says why."""
+    """A value with its interval, a text at its foot and its limit; without a value `text` says why."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
     text: str = ""
     limit: float | None = None
-    limit_text: str = ""
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits, with their numbers above all else."""
+    """Grouped bars, one group a name in `groups`; dashes are limits, and an interval that leaves the axis ends in an arrow."""
     width = 0.84 / len(series)
-    tops = [top for _, bars in series for bar in bars for top in (bar.value, bar.high, bar.limit) if top]
-    highest = max(tops, default=1.0)
-    narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 9
-    text = {"ha": "center", "fontsize": 6, "rotation": 90 if narrow else 0}
+    highest = max((top for _, bars in series for bar in bars for top in (bar.value, bar.limit) if top), default=1.0)
+    top, narrow = 1.3 * highest, axis.get_gridspec().ncols * len(groups) * len(series) > 9
+    text = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 90 if narrow else 0}
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -140,27 +144,29 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
             if bar.low is not None and bar.high is not None:
-                reach = [[bar.value - bar.low], [bar.high - bar.value]]
+                reach = [[bar.value - bar.low], [min(bar.high, top) - bar.value]]
                 axis.errorbar(x, bar.value, reach, color="black", linewidth=0.8, capsize=1.5)
+                if bar.high > top:
+                    axis.plot(x, top, "^", color="black", clip_on=False)
             if bar.text:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.9}
-                axis.text(x, 0.45 * bar.value, bar.text, va="center", bbox=box, **text)
+                axis.text(x, 0.03 * highest, bar.text.replace("\n", " ") if narrow else bar.text, bbox=box, **text)
             if bar.limit is not None:
                 axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
-                above = max(bar.limit, bar.value, bar.high or 0)
-                axis.text(x, above + 0.015 * highest, bar.limit_text, color="0.25", **text)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
-    axis.set_ylim(0, 1.2 * highest)
+    axis.set_ylim(0, top)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axis.tick_params(axis="x", length=0)
 
 
 def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | None = None) -> None:
-    """A curve of rows over `at` with its intervals, as a band, or as a bar of a single point; markers not filled are open."""
-    axis.fill_between(rows["at"], rows["low"], rows["high"], color=appearance.color, alpha=0.18, linewidth=0)
-    if len(rows) == 1:  # which has no area
-        axis.vlines(rows["at"], rows["low"], rows["high"], color=appearance.color, linewidth=0.8)
+    """A curve of rows over `at` with its intervals, as a band, or as bars of single points; markers not filled are open."""
+    ends = (rows["at"], rows["low"], rows["high"])
+    if appearance.joined and len(rows) > 1:
+        axis.fill_between(*ends, color=appearance.color, alpha=0.18, linewidth=0)
+    else:
+        axis.vlines(*ends, color=appearance.color, linewidth=0.8)
     axis.plot(rows["at"], rows["value"], **appearance.line)
     if filled is not None:
         axis.plot(
@@ -168,17 +174,16 @@ def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | N
         )
 
 
-def wide_axis(axis, values: Iterable[float]) -> None:
-    """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, else from zero."""
-    from matplotlib.ticker import LogLocator
+def wide_axis(axis, values: Iterable[float], times: bool = False) -> None:
+    """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`."""
+    from matplotlib.ticker import AutoLocator, LogLocator
 
     known = [value for value in values if pd.notna(value)]
     low, high = min(known, default=1), max(known, default=1)
-    name = axis.axis_name
-    if 0 < low <= high / 4:
-        axis.axes.set(**{f"{name}scale": "log"})
-        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high < 150 * low else (1,)))
+    wide = 0 < low <= high / 4
+    if wide or times:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 150 * low else (1,)
+        axis.set_major_locator(LogLocator(base=10, subs=subs) if wide else AutoLocator())
         axis.minorticks_off()
-    else:
-        axis.axes.set(**{f"{name}lim": (0, None)})
     axis.set_major_formatter(lambda value, _: f"{value:,g}")

@@ -119,12 +119,6 @@ class Latency(Served):
     together: bool = key("All points in one panel, against the baseline without speculation.", False)
 
 
-class Similarity(Variants):
-    """Similarity of layer inputs."""
-
-    matrices: bool = key("Also the similarity of every pair of layers.", False)
-
-
 class Reading(Variants):
     """What prompts still give, over l."""
 
@@ -181,8 +175,8 @@ KINDS = {
     "throughput": Kind("figure", Throughput, f"{_HERE}.speed:throughput", ("serving",)),
     "latency": Kind("figure", Latency, f"{_HERE}.speed:latency", ("serving",), {"models": 1}),
     "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
-    "similarity": Kind("figure", Similarity, f"{_HERE}.layers:similarity", ("similarity",)),
-    "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading",), {"models": 1}),
+    "similarity": Kind("figure", Variants, f"{_HERE}.layers:similarity", ("similarity",)),
+    "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading", "similarity"), {"models": 1}),
     "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,8 @@ FEW = 300  # questions below which an accuracy has its Wilson interval
 P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
+# Of trained variants; the place of each is that of the member of a reading that is asked without passages.
+PASSAGES = ("passage_kept_percent", "passage_read_percent")
 # Measurements by batch: their axis, the unit of the samples, and where the medians are.
 _BATCHES = {"forward_time": ("batch_tokens", "seconds", "seconds"), "decode": ("batch_sizes", "ms", "tpot_ms")}
 
@@ -86,7 +87,7 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
 
     So its bars and the speed-ups over it are of the same times.
     """
-    axis, unit, median = _BATCHES.get(record.measure, ("", "seconds", ""))
+    axis, unit, _ = _BATCHES.get(record.measure, ("", "seconds", ""))
     theirs = [
         other.value(f"baseline_samples_{unit}")
         for other in records
@@ -97,11 +98,8 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
     turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
     if not (turns and theirs):
         return record
-    if not axis:
-        return replace(record, result={**record.result, "samples_seconds": sum(theirs, [])})
-    samples = [[time for times in sizes for time in times] for sizes in zip(*theirs, strict=True)]
-    medians = {"median": [statistics.median(times) for times in samples]}
-    return replace(record, result={**record.result, f"samples_{unit}": samples, median: medians})
+    samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
+    return replace(record, result={**record.result, f"samples_{unit}": samples})
 
 
 def _rows(record: Record, base: Record | None) -> Iterator[Row]:
@@ -213,18 +211,20 @@ def _early_exit(record: Record, base: Record | None) -> Found:
 
 def _similarity(record: Record, base: Record | None) -> Found:
     errors, n = record.value("simscore_stderr") or [], record.value("documents")
-    for layer, (value, stderr) in enumerate(itertools.zip_longest(record.result["simscore"], errors)):
-        yield {"simscore": estimate(value, stderr, n)}, {"at": layer, "n": n}
+    pairs = record.result["pairwise"][:-1]
+    for layer, (value, stderr, pair) in enumerate(itertools.zip_longest(record.result["simscore"], errors, pairs)):
+        yield {"simscore": estimate(value, stderr, n), "next_similarity": pair[layer + 1]}, {"at": layer, "n": n}
 
 
 def _reading(record: Record, base: Record | None) -> Found:
-    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l."""
+    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
+
+    `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model.
+    """
     model = record.result["members"][0]
-    if record.spec:
-        yield (
-            {"passage_kept_percent": passage_kept(record.result).scaled(100)},
-            {"n": len(model["tasks"]["squad"]["bits"])},
-        )
+    for without, metric in enumerate(PASSAGES) if record.spec else ():
+        share = passage_kept(record.result, without)
+        yield {metric: share.scaled(100)}, {"n": len(model["tasks"]["squad"]["bits"])}
     for member in record.result["members"]:
         at = {"at": member["layer"]}
         yield {"prompt_flops_percent": 100 * member["flops"]}, at
@@ -232,7 +232,7 @@ def _reading(record: Record, base: Record | None) -> Found:
             gain = saved_bits(model, model, task)
             found = {
                 "kept": bootstrapped_ratio(saved_bits(model, member, task), gain),
-                "own_gain": bootstrapped_ratio(saved_bits(member, member, task), gain),
+                "read": bootstrapped_ratio(saved_bits(member, member, task), gain),
                 "reading_kl": bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"]),
             }
             yield found, {"point": task, "n": len(gain), **at}
@@ -241,10 +241,14 @@ def _reading(record: Record, base: Record | None) -> Found:
             yield {f"{kind}_head": weight}, {"at": layer}
 
 
-def passage_kept(reading: Mapping[str, Any]) -> Estimate:
-    """The share that a trained variant keeps of the bits that passages save the unchanged model."""
-    model, member = reading["members"]
-    return bootstrapped_ratio(saved_bits(model, member, "squad"), saved_bits(model, model, "squad"))
+def passage_kept(reading: Mapping[str, Any], without: int = 0) -> Estimate:
+    """Return the bits that passages save a trained variant, as a share of those that they save the unchanged model.
+
+    Args:
+        without: the bits without passages are the unchanged model's (0, kept) or the variant's own (1, read).
+    """
+    model, member = members = reading["members"]
+    return bootstrapped_ratio(saved_bits(members[without], member, "squad"), saved_bits(model, model, "squad"))
 
 
 def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:
@@ -256,9 +260,9 @@ def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) 
 def _throughput(record: Record, base: Record | None) -> Found:
     samples = record.value("samples_seconds") or []
     seconds = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0)
-    middle = statistics.median(samples) if samples else seconds
+    middle = _middle(samples, seconds)
     speeds = {
-        name: value and _median(middle, samples).inverse().scaled(value * seconds)
+        name: value and middle.inverse().scaled(value * seconds)
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
@@ -304,19 +308,16 @@ def _by_batch(record: Record, base: Record | None) -> Found:
     repeats = record.value(f"samples_{unit}")
     for place, (at, time) in enumerate(zip(record.result[axis], record.result[median]["median"], strict=True)):
         samples = repeats[place] if repeats else []
-        shown = _median(time, samples).scaled(1000 if forward else 1)
+        shown = _middle(samples, time).scaled(1000 if forward else 1)
         yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(samples) or None}
         turns, gain = record.turns(unit, place), Estimate(theirs[at] / time) if at in theirs else None
         gain = exact(1.0) if record.case == BASELINE else ratio_of_turns(*turns) if turns else gain
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
 
 
-def _median(value: float, samples: Sequence[float]) -> Estimate:
-    """A median with the interval of the mean logarithm of its samples; outliers may leave it at an end of that."""
-    found = of_turns(samples) if len(samples) > 1 else Estimate(value)
-    if found.low is None or found.high is None:
-        return Estimate(value)
-    return Estimate(value, None, min(found.low, value), max(found.high, value))
+def _middle(samples: Sequence[float], median: float) -> Estimate:
+    """The geometric mean of repeated times, which speed-ups are ratios of; their recorded median where there are none."""
+    return of_turns(samples) if samples else Estimate(median)
 
 
 def _answer(record: Record, base: Record | None) -> Found:
@@ -336,8 +337,7 @@ def _answer(record: Record, base: Record | None) -> Found:
         )
         for metric, unit in (("first_token_ms", "ms"), ("answer_seconds", "seconds")):
             samples = record.value(f"{side}samples_{unit}") or []
-            middle = _median(statistics.median(samples), samples) if samples else None
-            yield {metric: middle}, {"n": len(samples), **case}
+            yield {metric: of_turns(samples) if samples else None}, {"n": len(samples), **case}
 
 
 def _latency(record: Record, base: Record | None) -> Found:

@@ -11,6 +11,7 @@ from pipeline.config import load_yaml
 
 MISSING, OOM, NONE = "n/a", "OOM", "–"
 IN_NOISE = "≈"  # before a number whose interval holds what it is compared with
+AT_CHANCE = "at chance"  # in the header of a column that has no number above guessing
 SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -27,6 +28,7 @@ class Metric(NamedTuple):
         factor: what the number at `path` is multiplied by.
         counted: whether it has no error.
         limit: its place among the costs of a record, by the FLOP count or the cost model.
+        note: below tables that have it.
     """
 
     measure: str
@@ -37,6 +39,7 @@ class Metric(NamedTuple):
     factor: float = 1
     counted: bool = False
     limit: str = ""
+    note: str = ""
 
 
 # Which input of an artifact holds the records of a measure.

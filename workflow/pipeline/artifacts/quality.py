@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, MERGED, Row, cells, in_bits, outcomes, saved_bits, scale_of
+from pipeline.artifacts.frame import BASELINE, MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.published import Case
@@ -50,7 +50,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from _average(case, tasks, found)
         if case.model in read and case[1:] == BASELINE:  # what others are shares of
-            yield cells("passage_kept_percent", exact(100), **case._asdict() | {"source": "arithmetic"})
+            yield from (cells(metric, exact(100), **case._asdict() | {"source": "arithmetic"}) for metric in PASSAGES)
     for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
 
@@ -149,20 +149,19 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             close = ratio(sums, mine["positions"])
             more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
             yield cells(measure, estimate(**close).scaled(factor), **more, **known)
-    if first.model == second.model and (kept := _kept_apart(found, first, second)):
-        yield cells("passage_kept_percent", kept.scaled(100), file=_files(found, both, ["reading"]), **known)
+    readings = [_result(found, case, "reading") for case in both]
+    if first.model == second.model and all(readings):
+        for metric, value in _passages_apart(*readings):
+            yield cells(metric, value.scaled(100), file=_files(found, both, ["reading"]), **known)
 
 
-def _kept_apart(found: Found, first: Case, second: Case) -> Estimate | None:
-    """How much more of the passages of the same questions one case keeps than another, both trained."""
-    readings = [_result(found, case, "reading") for case in (first, second)]
-    if not all(readings) or readings[0]["tasks"]["squad"] != readings[1]["tasks"]["squad"]:
-        return None
-    model = readings[0]["members"][0]
-    saved = [saved_bits(model, reading["members"][1], "squad") for reading in readings]
-    return bootstrapped_ratio(
-        [mine - theirs for mine, theirs in zip(*saved, strict=True)], saved_bits(model, model, "squad")
-    )
+def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Estimate]]:
+    """How much more of the passages of the same questions one trained variant keeps and reads than another."""
+    model = first["members"][0]
+    for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():
+        saved = [saved_bits(each["members"][without], each["members"][1], "squad") for each in (first, second)]
+        apart = [mine - theirs for mine, theirs in zip(*saved, strict=True)]
+        yield metric, bootstrapped_ratio(apart, saved_bits(model, model, "squad"))
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:

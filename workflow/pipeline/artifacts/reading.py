@@ -1,4 +1,4 @@
-"""What a long prompt still gives over l: families without training, trained variants, and the heads that read."""
+"""What a long prompt still gives over l: families without training, trained variants, the heads that read, and SimScore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import permutations, product
 import pandas as pd
 
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.frame import Row, row, saved_bits
+from pipeline.artifacts.frame import Row, cells, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Entry, Files, Numbers
@@ -31,42 +31,52 @@ LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """A panel a task: the share kept over l, with FLOPs of a prompt above; bars are the attention of the heads that read."""
+    """A panel a task with the share kept over l; below them, by layer, the attention of heads that read and SimScore."""
     numbers = Numbers(entry, files)
-    if not numbers.records:
+    readings = [record for record in numbers.records if record.measure == "reading"]
+    if not readings:
         raise UserError(f"{entry['name']} has nothing to draw: its model is not measured at this scale")
     metrics = dict(iter(numbers.rows.groupby("metric")))
-    numbers.add(differences(numbers.records))
+    numbers.add(differences(readings))
     rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
-    rows = rows.assign(curve=[_curve(entry, variant) for variant in rows["variant"]])
+    layers, scores = (
+        rows["at"].max(),
+        metrics["simscore"].set_index("at")["value"],
+    )  # the unchanged model has all layers
+    rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]], simscore=rows["at"].map(scores))
     tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
-    layers, height = int(rows["at"].max()), -(-len(tasks) // 2)  # the unchanged model has all layers
+    rows = rows[rows["at"] < layers].sort_values("at")
+    squad, height = rows[rows["point"] == "squad"], -(-len(tasks) // 2)
+    numbers.add(correlations(squad, entry["share"]))
     handles = [handle(name, **look(name).line) for name in names]
     handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
-    notes = [*_smallest(entry, rows, layers), *numbers.notes]
-    figure = new_figure(PAGE, 0.6 + 2.3 * height, heading(entry), handles, notes)
-    axes = figure.subplots(height, 2, squeeze=False, sharey=True).flat
-    for axis in axes[len(tasks) :]:
-        axis.set_visible(False)
-    for axis, task in zip(axes, tasks, strict=False):
+    handles.append(handle("SimScore (Eq. 1)", color="black"))
+    notes = [*_notes(numbers, squad, layers), *numbers.notes]
+    figure = new_figure(PAGE, 2 + 2.1 * height, heading(entry), handles, notes)
+    grid = figure.add_gridspec(height + 1, 2, height_ratios=[*[3] * height, 2])
+    strip = figure.add_subplot(grid[-1, :])
+    for place, task in enumerate(tasks):
+        axis = figure.add_subplot(grid[place // 2, place % 2])
         axis.axhline(0, color="0.6", linewidth=0.6)
         axis.axhline(entry["share"], color="0.6", linewidth=0.6, linestyle=":")
-        for number, (metric, (color, _)) in enumerate(HEADS.items()):
-            bars = metrics[metric].drop_duplicates("at")
-            axis.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color, zorder=0)
         for name in names:
-            shown = (rows["curve"] == name) & (rows["point"] == task) & (rows["at"] < layers)
-            curve = rows[shown].sort_values("at")
+            curve = rows[(rows["curve"] == name) & (rows["point"] == task)]
             draw_curve(axis, curve, look(name))
-            best = lasting(curve, entry["share"])[:1]
-            axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
+            if name in FAMILIES:
+                best = lasting(curve, entry["share"])[:1]
+                axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
         kind, _, size = task.partition("-")
-        axis.set(
-            title=TITLES[kind].format(size), ylabel=f"{METRICS['kept'].header}\n(bars: attention)", ylim=(LOWEST, 1.25)
-        )
+        axis.set(title=TITLES[kind].format(size), ylabel=METRICS["kept"].header, ylim=(LOWEST, 1.25))
         axis.set(xlabel="Layers that prompts run, $l$ (above: FLOPs)", xlim=(flops["at"].min() - 0.5, layers + 0.5))
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
+    for number, (metric, (color, _)) in enumerate(HEADS.items()):
+        bars = metrics[metric].drop_duplicates("at")
+        strip.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color)
+    strip.plot(scores.index, scores, color="black")
+    family = entry["families"][-1]
+    draw_curve(strip, squad[squad["variant"] == family], look(family))
+    strip.set(title=f"Heads and SimScore by layer, SQuAD in chats by $l$ ({family})", xlabel="$l$", xlim=(0, layers))
     return Drawing(figure, numbers.data)
 
 
@@ -87,13 +97,34 @@ def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:
     return curve if pd.isna(below) else curve[curve["at"] > below]
 
 
-def _smallest(entry: Entry, rows: pd.DataFrame, layers: int) -> Iterator[str]:
-    """The smallest l of each family from which on it keeps the stated share of SQuAD, and the reduction that it is."""
-    squad = rows[(rows["point"] == "squad") & rows["variant"].isin(FAMILIES)]
-    for family, curve in squad.groupby("variant"):
-        least = lasting(curve, entry["share"])["at"].min()
-        saved = f"l = {least:g}, {percent(1 - least / layers)} fewer layers for a prompt" if least < layers else "none"
-        yield f"Smallest l measured that keeps {percent(entry['share'])} of SQuAD in chats, {family}: {saved}."
+def correlations(squad: pd.DataFrame, share: float) -> Iterator[Row]:
+    """Spearman's rank correlation of SimScore and what a family keeps, over all l, and up to the smallest l that keeps `share`.
+
+    `at` is the largest l.
+    """
+    for variant, curve in squad[squad["variant"].isin(FAMILIES)].groupby("variant", sort=False):
+        for most in pd.Series([lasting(curve, share)["at"].min(), curve["at"].max()]).dropna().unique():
+            part = curve[curve["at"] <= most]
+            value = part["value"].corr(part["simscore"], "spearman")
+            known = part.iloc[0][["model", "variant", "point", "file"]]
+            yield cells("simscore_correlation", value, at=most, n=len(part), **known)
+
+
+def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str]:
+    """The smallest l of each curve from which on it keeps the entry's share of SQuAD, and the correlations."""
+    share, found = numbers.entry["share"], []
+    for name, curve in squad.groupby("curve", sort=False):
+        least = lasting(curve, share)["at"].min()
+        found.append(
+            f"{name}: " + ("none" if pd.isna(least) else f"{least:g} ({percent(1 - least / layers)} fewer layers)")
+        )
+    yield (
+        f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. Rings are "
+        "without training, so upper bounds: trained variants may keep as much at a smaller l."
+    )
+    ranks = numbers.rows[numbers.rows["metric"] == "simscore_correlation"]
+    words = [f"{row.value:+.2f} ({row.variant}, {row.n:g} l up to {row.at:g})" for row in ranks.itertuples()]
+    yield f"Spearman's rank correlation of SimScore and what is kept of SQuAD in chats: {', '.join(words)}."
 
 
 def differences(records: Sequence[Record]) -> Iterator[Row]:

@@ -110,13 +110,14 @@ def _decoding(served: Served) -> Iterator[str]:
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
-    """A bar with its speed-up inside; its limit is the baseline's value times the speed-up that the FLOP count allows."""
+    """A bar with its speed-up and the one that the FLOP count allows; its limit is as far above it as that above the first."""
     bar, gain = served.bar(case, metric, point), served.value(case, "speedup", point)
     if bar.value is None or case[1:] == BASELINE or gain is None:
         return bar
-    base, most = served.value(Case(case.model, *BASELINE), metric, point), served.value(case, "speedup_limit", point)
-    limited = {"limit": base * most, "limit_text": show(most, ".2f|×")} if base and most else {}
-    return bar._replace(text=show(gain, ".2f|×"), **limited)
+    words, most = show(gain, ".2f|×"), served.value(case, "speedup_limit", point)
+    if not most:
+        return bar._replace(text=words)
+    return bar._replace(text=f"{words}\nof {show(most, '.2f|×')}", limit=bar.value * most / gain)
 
 
 def _of_node(served: Served, node_gpus: int) -> pd.DataFrame:
@@ -163,6 +164,9 @@ def latency(entry: Entry, files: Files) -> Drawing:
     opened = (served.rows["metric"] == "sustained") & (served.rows["value"] == 0)
     notes = ["Open markers: the rate was not sustained."] if opened.any() else []
     notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more."] if dotted.any() else []
+    if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
+        ends = dict.fromkeys(f"{end:,.0f}" for end in (sizes.min(), sizes.max()))
+        notes.append(f"Each point is of {' to '.join(ends)} requests, measured once, so without an interval.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
@@ -190,7 +194,10 @@ def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], m
             axis.plot("at", "value", data=drawn[-1], color=style.color, linewidth=0.8, linestyle=":")
     every = pd.concat(drawn)
     wide_axis(axis.xaxis, every["at"])
-    wide_axis(axis.yaxis, every["value"])
+    places = sorted(set(every["at"]))
+    places = places[:: 1 + len(places) // 7]
+    axis.set_xticks(places, map("{:.3g}".format if "median" in metric else length_label, places))
+    wide_axis(axis.yaxis, every["value"], times=metric.endswith("_ms"))
     axis.set_ylabel(METRICS[metric].header)
 
 
@@ -199,9 +206,9 @@ def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
     if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
         return bar
-    least, limit = show(gain["low"], ".2f|×"), served.value(case, "sustained_rate_limit", point)
-    text = f"≥ {least}" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
-    return bar._replace(text=text, limit=limit, limit_text=f"{limit:.3g}" if limit else "")
+    limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
+    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
+    return bar._replace(text=text, limit=limit)
 
 
 def forward(entry: Entry, files: Files) -> Drawing:
@@ -222,6 +229,5 @@ def forward(entry: Entry, files: Files) -> Drawing:
             gains.axhline(limit, color=style.color, **_DASHED)
     for axis, metric in ((times, "forward_ms"), (gains, "forward_speedup")):
         _draw_curves(axis, served, shown, metric)
-        axis.set_xticks(base["at"], [length_label(tokens) for tokens in base["at"]], rotation=45)
         axis.set_xlabel("Tokens in the batch")
     return Drawing(figure, served.data)

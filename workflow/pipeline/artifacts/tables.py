@@ -12,12 +12,23 @@ from pipeline.artifacts import quality
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
-from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
+from pipeline.artifacts.metrics import (
+    AT_CHANCE,
+    IN_NOISE,
+    METRICS,
+    MISSING,
+    NONE,
+    OOM,
+    enumeration,
+    show,
+    show_interval,
+)
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
+_GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"
 Panel = Mapping[str, Any]
 
 
@@ -55,13 +66,15 @@ class Shown(Numbers):
         return [metric for name in panel["columns"] for metric in sets.get(name, [name])]
 
     def header(self, metric: str) -> str:
-        """The header of a column; a task's has its shots and questions."""
+        """The header of a column; a task's has its shots and questions, and whether it is at chance."""
+        rows, chance = self.rows[self.rows["metric"] == metric], self._chance(metric)
+        guessed = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
+        last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessed else []
         if metric in METRICS:
-            return METRICS[metric].header
-        asked = self.tasks[metric]
-        sizes = sorted(self.rows[self.rows["metric"] == metric]["n"].dropna().unique())
+            return "\n".join([METRICS[metric].header, *last])
+        asked, sizes = self.tasks[metric], sorted(rows["n"].dropna().unique())
         parts = [asked["title"], *(["bits a byte"] if in_bits(asked["metric"]) else []), f"{asked['shots']}-shot"]
-        return "\n".join(parts + ([f"n = {'/'.join(f'{size:,.0f}' for size in sizes)}"] if sizes else []))
+        return "\n".join(parts + [f"n = {'/'.join(f'{size:,.0f}' for size in sizes)}"] * bool(sizes) + last)
 
     def names(self, case: Case, variant: str) -> dict[str, str]:
         """The leading cells: model where there are several, variant, and KV-cache format where there are both."""
@@ -97,13 +110,17 @@ class Shown(Numbers):
             + (f" (limit {show(limit, '.2f|×')})" if limit else "")
         )
 
-    def _is_chance(self, row: Row) -> bool:
-        """Whether the interval of an accuracy, or of an average, holds the score of guessing."""
-        tasks = self.averaged if row["metric"] == "average" else [row["metric"]]
+    def _chance(self, metric: str) -> float | None:
+        """The score of guessing, of an accuracy or of the average in percent; None where there is none."""
+        tasks = self.averaged if metric == "average" else [metric]
         settings = [self.tasks[task] for task in tasks if task in self.tasks]
         chances = [each.get("chance") for each in settings if not in_bits(each["metric"])]
-        known = chances and None not in chances and row["low"] is not None
-        return bool(known) and row["low"] <= 100 * sum(chances) / len(chances) <= row["high"]
+        return 100 * sum(chances) / len(chances) if chances and None not in chances else None
+
+    def _is_chance(self, row: Row) -> bool:
+        """Whether the interval of an accuracy, or of an average, holds the score of guessing."""
+        chance = self._chance(row["metric"])
+        return chance is not None and row["low"] is not None and row["low"] <= chance <= row["high"]
 
     def theirs(self, case: Case, metric: str, point: str = "") -> str:
         """Print a published number; an average over the tasks that ours is over."""
@@ -141,6 +158,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
     notes = [*shown.notes]
     if shown.averaged and "average" in columns(entry):
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
+    notes += [METRICS[name].note for name in dict.fromkeys(columns(entry)) if name in METRICS and METRICS[name].note]
     notes += shown.footnotes.lines()
     return Table(entry["name"], title or heading(entry), shown.data, grids, notes)
 

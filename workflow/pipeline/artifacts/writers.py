@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 
-from pipeline.artifacts.metrics import IN_NOISE, MISSING, NONE, OOM
+from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, NONE, OOM
 from swiftkv.io import write_text
 
 # Typed by hand, as pandas' own escaping leaves characters that pdflatex only knows in math mode.
@@ -85,7 +85,8 @@ h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
 {% endif %}
 <tr{{ rule if not heading }}>
 {%- for cell in row %}
-<td class="{{ "number" if numeric[loop.index0] }}{{ " noise" if noise in (cell | string)[:1] }}">{{ cell | lines }}</td>
+{% set gray = noise in (cell | string)[:1] or chance in grid.frame.columns[loop.index0] %}
+<td class="{{ "number" if numeric[loop.index0] }}{{ " noise" if gray }}">{{ cell | lines }}</td>
 {%- endfor -%}
 </tr>
 {% endfor %}
@@ -232,7 +233,7 @@ def _markdown(text: object) -> str:
 
 def to_html(table: Table) -> str:
     """One page that needs nothing else: the title, the grids and the notes."""
-    return _HTML.render(table=table, style=Markup(STYLE), noise=IN_NOISE)
+    return _HTML.render(table=table, style=Markup(STYLE), noise=IN_NOISE, chance=AT_CHANCE)
 
 
 def read_html(page: str) -> tuple[str, str]:
