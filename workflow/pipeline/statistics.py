@@ -162,7 +162,7 @@ def rank_correlation(first: Sequence[Estimate], second: Sequence[Estimate]) -> E
     from scipy import stats
 
     values, *ends = np.array([[one[0], one[2], one[3]] for one in (*first, *second)], float).T.reshape(3, 2, -1)
-    deviations = (ends[1] - ends[0]) / 2 / stats.norm.ppf(0.5 + LEVEL / 2)
+    deviations = (ends[1] - ends[0]) / 4
     drawn = np.random.default_rng(0).normal(values, deviations, (2000, *values.shape))
     apart = np.diff(stats.rankdata(drawn, axis=2), axis=1)[:, 0]
     number = len(first)

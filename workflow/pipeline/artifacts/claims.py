@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 AGREES, SAME, OTHER, UNDECIDED, UNMEASURED = VERDICTS = (
     "agrees", "same direction", "other direction", "undecided", "not measured",
 )  # fmt: skip
-ARITHMETIC = "by arithmetic"  # the reason of a verdict on a model's dimensions
 BENCHMARKS = 7  # that the sources' averages are over
 PANEL = "panel"  # the artifact whose average judges where those benchmarks are at chance
 OUTPUT_TOKENS = 256  # of the sources' requests (Figure 3, App. B.2)
@@ -24,7 +23,7 @@ TRAINING_TOKENS = 160e6  # the least that the sources state (App. B.1)
 IN_FP8 = ("llama-3.1-70b-fp8", "llama-3.1-405b")  # the models that the sources serve so
 FORMATS = {"float32", "float16", "bfloat16", "FP8 weights"}  # as the conditions of rows name them
 NEAR = 0.05  # how far, relatively, a number of a setting may be from the stated one and still be the same
-SETTINGS = ["input_tokens", "output_tokens", "memory_gib", "speculative"]  # of serving points, which tell rows apart
+SETTINGS = ["input_tokens", "output_tokens", "memory_gib"]  # of serving points, which tell rows apart
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings of a number's place, and how a sentence on another one begins.
 _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
@@ -56,8 +55,8 @@ _WHOLE = load_yaml(Path(__file__).with_name("claims.yaml"))
 MODELS: Mapping[str, str] = _WHOLE["models"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]
-ARTIFACTS = tuple(dict.fromkeys([PANEL, *(cell["artifact"] for claim in CLAIMS for cell in claim.cells)]))
-ARCHITECTURES = tuple(dict.fromkeys(name for claim in CLAIMS for name in claim.of if name in MODELS.values()))
+ARTIFACTS = dict.fromkeys([PANEL, *(cell["artifact"] for claim in CLAIMS for cell in claim.cells)])
+ARCHITECTURES = dict.fromkeys(name for claim in CLAIMS for name in claim.of if name in MODELS.values())
 
 
 class Unmeasured(Exception):
@@ -73,15 +72,13 @@ class Scene:
         roles: role -> the model that plays it (name, title, published), None where none does.
         shown_by: artifact -> the one that shows its records at this scale.
         absent: artifact -> why it is not made.
-        stand_ins: variant -> the variant that stands in for it.
         chances: task -> the share that guessing gets right.
     """
 
     tables: Mapping[str, pd.DataFrame]
-    roles: Mapping[str, Mapping[str, str] | None]
+    roles: Mapping[str, Any]
     shown_by: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
     chances: Mapping[str, float] = field(default_factory=dict)
 
     def table(self, artifact: str) -> pd.DataFrame:
@@ -94,7 +91,7 @@ class Scene:
 
     def measured(self, cell: Mapping[str, Any]) -> pd.DataFrame:
         """The rows of a number's artifact and model that were measured; no differences."""
-        table, model = self.table(cell["artifact"]), self.roles[cell["role"]] or {}
+        table, model = self.table(cell["artifact"]), self.roles[cell["role"]]
         return table[(table["source"] != "published") & (table["model"] == model["name"]) & (table["against"] == "")]
 
     def at_chance(self, cell: Mapping[str, Any]) -> bool:
@@ -116,11 +113,9 @@ class Scene:
 
     def rows(self, claim: Claim, cell: Mapping[str, Any]) -> tuple[pd.DataFrame, list[str]]:
         """The rows of a claim's number, and how they differ from its own case."""
-        mine = self.measured(cell)
+        rows = self.measured(cell)
         variants = [cell["variant"]] if isinstance(cell["variant"], str) else cell["variant"]
-        if stood := self.stand_ins.keys() & set(variants):
-            raise Unmeasured(f"another variant stands in for {stood.pop()} at this scale")
-        rows = mine[mine["variant"].isin(variants)]
+        rows = rows[rows["variant"].isin(variants)]
         for name in ("metric", "kv_cache", "point"):
             rows = rows[rows[name] == cell.get(name, rows[name])]
         rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
@@ -134,14 +129,9 @@ class Scene:
                 rows = rows[values == chosen]
                 if not isinstance(number, str) and abs(chosen - number) > NEAR * number:
                     others.append(f"{words} of {chosen:,g} in place of {number:,g}")
-        if "speculative" in cell:
-            rows = rows[rows["speculative"].notna()]
-        if cell.get("rate") == "lowest":
-            rows = rows[rows["at"] == rows.groupby("point")["at"].transform("min")]
-        elif cell.get("rate") == "loaded":  # the baseline's time per token is a tenth above its lowest
-            base = mine[(mine["metric"] == "tpot_median_ms") & (mine["variant"] == "baseline")]
-            least = base.groupby("point")["value"].transform("min")
-            rows = rows.merge(base.loc[base["value"] >= 1.1 * least, ["point", "at"]])
+        if "rate" in cell:
+            lowest = rows["at"] == rows.groupby("point")["at"].transform("min")
+            rows = rows[lowest == (cell["rate"] == "lowest")]
         known = rows[rows["value"].notna()] if claim.how != "status" else rows
         if not len(known):
             why = next(filter(None, rows["reason"]), "not measured")
@@ -150,7 +140,7 @@ class Scene:
 
     def _differs(self, cell: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
         """How rows differ from the model, number format, training, benchmarks, machine and requests of the sources."""
-        model, stated = self.roles[cell["role"]] or {}, MODELS[cell["role"]]
+        model, stated = self.roles[cell["role"]], MODELS[cell["role"]]
         if model["published"] != stated:
             yield f"{model['title']} in place of {stated}"
         conditions = rows["conditions"].max() or self.measured(cell)["conditions"].max()  # an average has none

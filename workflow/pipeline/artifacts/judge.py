@@ -14,7 +14,6 @@ import pandas as pd
 from pipeline.artifacts import flops
 from pipeline.artifacts.claims import (
     AGREES,
-    ARITHMETIC,
     MODELS,
     NEAR,
     OTHER,
@@ -70,7 +69,7 @@ def judge(claim: Claim, scene: Scene) -> Verdict:
     """
     if claim.how in _ARITHMETIC:
         found, models = exact(_ARITHMETIC[claim.how](*claim.of)), [one for one in claim.of if one in MODELS.values()]
-        return Verdict(AGREES if _inside(found, claim.stated) else OTHER, found, "", models, ARITHMETIC)
+        return Verdict(AGREES if _inside(found, claim.stated) else OTHER, found, "", models, "by arithmetic")
     try:
         judged = _judged(claim, scene)
         if not any(map(scene.at_chance, claim.cells)):
@@ -91,7 +90,7 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
     remarks = list(dict.fromkeys(sentence for _, sentences in picked for sentence in sentences))
     own = not remarks
     if claim.how == "status":
-        text, chosen = _only(claim, rows, 0)["status"], any(sentence.startswith("a limit") for sentence in remarks)
+        text, chosen = _only(rows[0])["status"], "a limit" in "".join(remarks)
         if chosen:
             remarks.append("the limit was chosen")
         verdict = UNDECIDED if chosen else OTHER if text != claim.stated else AGREES if own else SAME
@@ -132,14 +131,16 @@ def _as_stated(found: Estimate, stated: Bounds | str) -> bool:
 def _quantities(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks: list[str]) -> list[Estimate]:
     """Estimate what a claim makes of its rows, of one that rises also its deepest fall."""
     if claim.how == "rises":
-        return _rises(claim, rows[0], remarks)
+        return _rises(rows[0], remarks)
     if claim.how == "rank":
         both = rows[0].merge(rows[1], on="at", suffixes=("_0", "_1"))
+        if len(both) < 3:
+            raise Unmeasured("fewer than three layers have both numbers")
         return [rank_correlation(*([interval(row, side) for _, row in both.iterrows()] for side in ("_0", "_1")))]
     if claim.how in ("most", "least"):
         values = rows[0]["value"]
         return [interval(rows[0].loc[values.idxmax() if claim.how == "most" else values.idxmin()])]
-    each = [interval(_only(claim, rows, place)) for place in range(len(rows))]
+    each = [interval(_only(one)) for one in rows]
     if claim.how == "ratio":
         return [independent_ratio(*each)]
     while len(each) > 1:  # a difference, or that of two
@@ -148,10 +149,10 @@ def _quantities(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remark
     return each
 
 
-def _only(claim: Claim, rows: Sequence[pd.DataFrame], place: int) -> pd.Series:
-    if len(rows[place]) > 1:
-        raise Unmeasured(f"{claim.cells[place]['artifact']} has {len(rows[place])} such numbers")
-    return rows[place].iloc[0]
+def _only(rows: pd.DataFrame) -> pd.Series:
+    if len(rows) > 1:
+        raise Unmeasured(f"there are {len(rows)} such numbers")
+    return rows.iloc[0]
 
 
 def _paired(scene: Scene, *cells: Mapping[str, Any]) -> Estimate | None:
@@ -173,19 +174,19 @@ def _less(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, None, value - below, value + above)
 
 
-def _rises(claim: Claim, rows: pd.DataFrame, remarks: list[str]) -> list[Estimate]:
+def _rises(rows: pd.DataFrame, remarks: list[str]) -> list[Estimate]:
     """The last along the axis less the first, and the deepest clear fall between any two."""
     axis = "depth" if rows["at"].notna().all() else "input_tokens"
     ordered = [(interval(row), row[axis]) for _, row in rows.sort_values(axis).iterrows()]
     if len(ordered) < 2:
-        raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
-    pairs = itertools.combinations(ordered, 2)
-    falls = [(_less(after, before), start, end) for (before, start), (after, end) in pairs]
-    falls = sorted(one for one in falls if one[0].high is not None and one[0].high < 0)[:1]
-    for fall, start, end in falls:
-        text = show_interval(-fall.value, -fall.high, -fall.low, "s2")
-        remarks.append(f"falls by {text} from {start:,.0f} to {end:,.0f} {'% of' * (axis == 'depth')} {axis}")
-    return [_less(ordered[-1][0], ordered[0][0]), *(fall for fall, *_ in falls)]
+        raise Unmeasured("measured at one place only")
+    whole, pairs = _less(ordered[-1][0], ordered[0][0]), itertools.combinations(ordered, 2)
+    fall, start, end = min((_less(after, before), start, end) for (before, start), (after, end) in pairs)
+    if fall.low is None or fall.high is None or fall.high >= 0:
+        return [whole]
+    text = show_interval(-fall.value, -fall.high, -fall.low, "s2")
+    remarks.append(f"falls by {text} from {start:,.0f} to {end:,.0f} {'% of ' * (axis == 'depth')}{axis}")
+    return [whole, fall]
 
 
 # What follows from the dimensions of the stated models
@@ -228,12 +229,12 @@ def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
-    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "stand_ins", "chances")))
+    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "chances")))
     lines = pd.DataFrame(_line(about, claim, judge(claim, scene)) for about in SECTIONS for claim in SECTIONS[about])
     grids = [
         Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)
     ]
-    return Table(entry["name"], heading(entry), lines, grids, entry.get("notes", []))
+    return Table(entry["name"], heading(entry), lines, grids)
 
 
 def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
