@@ -254,4 +254,4 @@ def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
 
 def _bounds(wanted: Bounds) -> str:
     low, high = (f"{bound:,.10g}" for bound in wanted)
-    return f"≥ {low}" if high == "inf" else f"≤ {high}" if low == "-inf" else f"{low} to {high}"
+    return f"≥ {low}" if high == "inf" else f"≤ {high}" if low == "-inf" else " to ".join(dict.fromkeys([low, high]))
