@@ -78,9 +78,10 @@ def judge(claim: Claim, scene: Scene) -> Verdict:
         return Verdict(UNMEASURED, reason=str(reason))
     try:
         judged = _judged(claim._replace(of=[{**cell, "artifact": PANEL} for cell in claim.cells]), scene)
+        why = "so the panel judges"
     except Unmeasured as reason:
-        judged = judged._replace(verdict=UNDECIDED, reason=f"{reason}; {judged.reason}")
-    return judged._replace(reason=f"the paper's benchmarks are at chance here; {judged.reason}")
+        judged, why = judged._replace(verdict=UNDECIDED), str(reason)
+    return judged._replace(reason=f"the paper's benchmarks are at chance here, {why}; {judged.reason}")
 
 
 def _judged(claim: Claim, scene: Scene) -> Verdict:
