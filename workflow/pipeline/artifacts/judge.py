@@ -39,7 +39,6 @@ from swiftkv.cost import Dimensions
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
-LENGTH = 131072  # tokens of Table 1
 COLUMNS = {
     "text": "Claim", "verdict": "Verdict", "bounds": "Stated\n(weaker form)", "measured": "Measured", "reason": "Why",
     "note": "Note", "place": "Place",
@@ -202,8 +201,8 @@ def _spec(model: str, ordinary: int, group: int = 1) -> SwiftKVSpec:
     return SwiftKVSpec(_dimensions(model).num_hidden_layers, ordinary, group)
 
 
-def _relative_flops(model: str, ordinary: int, group: int, source: str, other: str = "", length: int = LENGTH) -> float:
-    """Percent of the FLOPs of the baseline, or of another model, counted and rounded as the source does."""
+def _relative_flops(model: str, ordinary: int, group: int, source: str, other: str = "", length: int = 131072) -> float:
+    """Percent of the FLOPs of the baseline, or of another model, as the source counts and rounds them in Table 1."""
     totals = [
         flops.counted(flops.published_gflops(_dimensions(name), spec, length), source, rounded=True)["total"]
         for name, spec in ((model, _spec(model, ordinary, group)), (other or model, None))

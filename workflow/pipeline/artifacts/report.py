@@ -91,7 +91,7 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     artifacts = read_artifacts(results)
     made, records = {one.name: one for one in artifacts}, _records(artifacts)
     sentence = result(made)
-    known = {"result": sentence, "origin": provenance(records), "made": made, "style": Markup(STYLE)}
+    known = {"result": sentence, "origin": provenance(records), "made": made, "style": STYLE}
     _render("report.html", page, verdicts=VERDICTS, forms=FORMS, **known)
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
