@@ -103,7 +103,10 @@ def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     [
         ("Some Xeon, 2 cores, vLLM 0.32.0", "on Some Xeon in place of 1 × H100"),
         (H100.replace("bfloat16", "float32"), "float32 in place of bfloat16"),
-        (f"{H100}, FP8 weights", "FP8 weights in place of bfloat16"),
+        (
+            f"{H100}, dummy FP8 weights",
+            "FP8 weights in place of bfloat16; requests to dummy weights in place of a model's",
+        ),
     ],
 )
 def test_another_machine_or_number_format_shows_a_direction_at_most_and_is_named(conditions, reason):

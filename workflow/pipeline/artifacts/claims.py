@@ -145,9 +145,9 @@ class Scene:
             yield f"{model['title']} in place of {stated}"
         conditions = rows["conditions"].max() or self.measured(cell)["conditions"].max()  # an average has none
         wanted = "FP8 weights" if "gpus" in cell and stated in IN_FP8 else "bfloat16"
-        used = sorted(FORMATS.intersection(conditions.split(", ")))
-        if used and used[0] != wanted:
-            yield f"{used[0]} in place of {wanted}"
+        used = min(FORMATS.intersection(conditions.replace("dummy ", "").split(", ")), default=wanted)
+        if used != wanted:
+            yield f"{used} in place of {wanted}"
         if cell["metric"] == "average":
             if (tasks := rows["n"].iloc[0]) != BENCHMARKS:
                 yield f"{tasks:g} tasks in place of {BENCHMARKS} benchmarks"

@@ -85,9 +85,8 @@ def judge(claim: Claim, scene: Scene) -> Verdict:
 
 def _judged(claim: Claim, scene: Scene) -> Verdict:
     models = scene.players(claim)
-    picked = [scene.rows(claim, cell) for cell in claim.cells]
-    rows = [each for each, _ in picked]
-    remarks = list(dict.fromkeys(sentence for _, sentences in picked for sentence in sentences))
+    rows, differs = zip(*(scene.rows(claim, cell) for cell in claim.cells), strict=True)
+    remarks = list(dict.fromkeys(itertools.chain(*differs)))
     own = not remarks
     if claim.how == "status":
         text, chosen = _only(rows[0])["status"], "a limit" in "".join(remarks)
