@@ -10,8 +10,9 @@ from pipeline.artifacts.claims import (
     AGREES,
     ARTIFACTS,
     CLAIMS,
-    CONTRADICTS,
     MODELS,
+    OTHER,
+    SAME,
     UNDECIDED,
     UNMEASURED,
     Claim,
@@ -26,8 +27,8 @@ QUESTIONS = {  # of each benchmark in full
     "gsm8k": 1319,
 }  # fmt: skip
 ROLES = {role: {"name": model, "title": model, "published": model} for role, model in MODELS.items()} | {"nobody": None}
-H100 = "1 × NVIDIA H100 80GB HBM3, vLLM 0.32.0"
-POSITIVE, GAIN, LOSS = (0, None), (1.05, None), (None, 3)
+H100 = "1 × NVIDIA H100 80GB HBM3, bfloat16, vLLM 0.32.0"
+POSITIVE, GAIN, LOSS = (0, math.inf), (1.05, math.inf), (-math.inf, 3)
 
 
 def made(metric, value, low=None, high=None, *, model="llama-3.1-8b", variant="swiftkv-50", **more):
@@ -66,12 +67,11 @@ def test_claims_are_one_each_of_cells_that_the_artifact_shows_with_a_form_that_i
         assert entry["kind"] == "absent" or one["role"] in roles, each.id
         variants = {one["variant"]} if isinstance(one["variant"], str) else set(one["variant"])
         shown = {case[0] for scope in scopes for case in contents.cases(page, scope.get("variants", []))}
-        assert not shown or shown >= variants, each.id
+        assert not shown or shown | set(entry.get("families", [])) >= variants, each.id
     # What is stated is within its weaker form.
     for each in (each for each in CLAIMS if each.weaker is not None):
         (low, high), (weak_low, weak_high) = each.stated, each.weaker
-        assert weak_low is None or (low is not None and weak_low <= low), each.id
-        assert weak_high is None or (high is not None and weak_high >= high), each.id
+        assert weak_low <= low <= high <= weak_high, each.id
 
 
 def test_arithmetic_is_of_the_stated_model_and_agrees():
@@ -89,52 +89,77 @@ def test_arithmetic_is_of_the_stated_model_and_agrees():
         (1.8, 1.75, 1.85, AGREES),
         (1.8, 1.01, 1.9, UNDECIDED),
         (1.8, None, None, UNDECIDED),
-        (1.61, 1.60, 1.62, UNDECIDED),
-        (0.95, 0.9, 0.98, CONTRADICTS),
+        (1.8, 1.8, math.inf, AGREES),
+        (1.61, 1.60, 1.62, SAME),
+        (0.95, 0.9, 0.98, OTHER),
     ],
 )
 def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     assert judge(FAST, scene(made("speedup", value, low, high))).verdict == verdict
 
 
-def test_another_model_or_machine_is_judged_by_the_weaker_form_alone_and_says_so():
-    there = scene(made("speedup", 1.3, 1.2, 1.4, conditions="Some Xeon, 2 cores, vLLM 0.32.0"))
-    found = judge(FAST, there)
-    assert (found.verdict, found.as_stated) == (AGREES, False)
-    assert "on Some Xeon in place of 1 × H100" in found.reason
-    assert judge(FAST._replace(weaker=None), there).verdict == UNMEASURED
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        ("Some Xeon, 2 cores, vLLM 0.32.0", "on Some Xeon in place of 1 × H100"),
+        (H100.replace("bfloat16", "float32"), "float32 in place of bfloat16"),
+        (
+            f"{H100}, dummy FP8 weights",
+            "FP8 weights in place of bfloat16; requests to dummy weights in place of a model's",
+        ),
+    ],
+)
+def test_another_machine_or_number_format_shows_a_direction_at_most_and_is_named(conditions, reason):
+    there = scene(made("speedup", 1.8, 1.75, 1.85, conditions=conditions))
+    assert judge(FAST, there)[::4] == (SAME, reason)
+    assert judge(FAST._replace(weaker=None), there)[:2] == (UNMEASURED, None)
+    slow = scene(made("speedup", 0.8, 0.75, 0.85, conditions=conditions))
+    assert judge(FAST, slow)[::4] == (OTHER, reason)
 
 
-def test_a_gain_that_is_open_above_agrees_with_less_and_all_repeats_are_of_the_requests():
-    open_above = made("speedup", 1.8, 1.8, math.inf)
-    assert judge(FAST, scene(open_above)).verdict == AGREES
-    stated = FAST._replace(of=[cell() | {"artifact": "figure3"}])
-    for repeats, differs in ((3, False), (1, True)):
-        point = {"p": {"input_tokens": 2000, "output_tokens": 256, "total_tokens": 5e6, "repeats": repeats}}
-        there = Scene({"figure3": with_settings(frame([made("speedup", 1.8, 1.7, 1.9, point="p")]), point)}, ROLES)
-        assert ("total tokens" in judge(stated, there).reason) is differs
+def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
+    loss = claim("minus", averages("a", "b"), (-math.inf, 1.5), LOSS)
+
+    def verdict(least, *panel):
+        rows = [made("average", 30.0, least, 35.0, variant=name) for name in ("a", "b")]
+        tables = {"t": rows + [made("winogrande", 50.0, 40.0, 60.0)], "panel": [*rows, *panel]}
+        tables = {name: with_settings(frame(rows), {}) for name, rows in tables.items() if panel or name == "t"}
+        return judge(loss, Scene(tables, ROLES, chances={"winogrande": 0.3, "gsm8k": 0.0}))
+
+    against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto"}
+    lost = made("average", 10.0, 6.0, 14.0, variant="a", **against)
+    assert (verdict(25.0, lost).verdict, verdict(25.0, lost).found.value) == (OTHER, 10)
+    assert verdict(31.0, lost).found.value == 0  # not at chance
+    assert verdict(25.0).verdict == UNDECIDED and "panel is not among" in verdict(25.0).reason
 
 
-def test_a_large_error_does_not_help_a_small_loss_to_agree():
-    values = {"baseline": 73.0, "swiftkv-50": 71.0}
-    rows = [made("average", value, value - 0.5, value + 0.5, variant=name) for name, value in values.items()]
-    found = judge(claim("minus", averages(*values), (None, 1.5), LOSS), scene(*rows))
-    assert found.verdict == UNDECIDED and found.as_stated is False
+def test_a_rank_correlation_is_as_sure_as_the_order_of_its_numbers():
+    shown = claim("rank", [cell("simscore", variant="baseline"), cell("kept", variant="fitted")], POSITIVE, POSITIVE)
+
+    def there(*kept, error=0.01):
+        series = {("simscore", "baseline"): (0.1, 0.2, 0.3, 0.4), ("kept", "fitted"): kept}
+        cells = [(*names, at, value) for names, values in series.items() for at, value in enumerate(values)]
+        return scene(*(made(metric, x, x - error, x + error, variant=name, at=at) for metric, name, at, x in cells))
+
+    falling = judge(shown, there(0.9, 0.7, 0.8, 0.1))
+    assert falling.verdict == OTHER and falling.found.value == pytest.approx(-0.8)
+    assert judge(shown, there(0.1, 0.5, 0.7, 0.9)).verdict == AGREES
+    assert judge(shown, there(0.1, 0.5, 0.7, 0.9, error=2)).verdict == UNDECIDED
+    assert judge(shown, there(0.1, 0.5)).verdict == UNMEASURED
 
 
-def test_paired_differences_come_before_independent_ones_and_kl_is_a_remark():
+def test_paired_differences_come_before_independent_ones():
     rows = [made("average", value, value - 4, value + 4, variant=name) for name, value in (("a", 60.0), ("b", 58.0))]
     against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto", "variant": "a"}
-    paired = [made("average", 2.0, 1.5, 2.5, **against), made("kl", -0.3, -0.4, -0.2, **against)]
-    better = claim("minus", averages("a", "b"), POSITIVE, POSITIVE, kl=True)
-    found = judge(better, scene(*rows, *paired))
+    better = claim("minus", averages("a", "b"), POSITIVE, POSITIVE)
+    found = judge(better, scene(*rows, made("average", 2.0, 1.5, 2.5, **against)))
     assert (found.verdict, found.found[2:]) == (AGREES, (1.5, 2.5))
-    assert "KL to the teacher, which is ours" in found.reason
     assert judge(better, scene(*rows)).verdict == UNDECIDED
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"), [((1.2, 1.4, 1.6), AGREES), ((1.2, 1.6, 1.4), CONTRADICTS), ((1.2, 1.21, 1.2), UNDECIDED)]
+    ("values", "verdict"),
+    [((1.2, 1.4, 1.6), AGREES), ((1.2, 1.6, 1.4), UNDECIDED), ((1.6, 1.2, 1.4), OTHER), ((1.2, 1.21, 1.2), UNDECIDED)],
 )
 def test_what_rises_may_not_fall_between(values, verdict):
     points = {f"p{length}": {"input_tokens": length} for length in (1000, 2000, 4000)}
@@ -149,12 +174,11 @@ def test_what_rises_may_not_fall_between(values, verdict):
     ("role", "rows", "more", "reason"),
     [
         ("nobody", [], {}, "plays the role nobody"),
-        ("small", [], {"stand_ins": {"swiftkv-50": "swiftkv-25"}}, "swiftkv-25 stands in for"),
         ("small", [], {"absent": {"t": "no model"}}, "t is not made: no model"),
-        ("small", [made("speedup", None, status="oom", reason="no memory")], {}, "out of memory"),
+        ("small", [made("speedup", None, status="oom", reason="no memory")], {}, "no memory"),
     ],
 )
-def test_roles_stand_ins_and_gaps_are_reasons(role, rows, more, reason):
+def test_roles_and_gaps_are_reasons(role, rows, more, reason):
     assert reason in judge(claim("cell", [cell(role=role)], GAIN), scene(*rows, **more)).reason
 
 
@@ -164,20 +188,17 @@ def test_without_any_number_nothing_is_measured():
     assert {judge(each, nothing).verdict for each in CLAIMS if each.cells} == {UNMEASURED}
 
 
-@pytest.mark.parametrize("place", range(10))
-def test_forty_made_up_contradictions_never_agree(place):
-    slow = made("speedup", 0.9 - 0.02 * place, 0.88 - 0.02 * place, 0.93)
-    lower = made("average", 60 + place / 2, 59.5 + place / 2, 60.5 + place / 2)
-    rates = {"slow": 1.0, "fast": 2.0 + place}
+def test_what_many_rows_show_may_be_in_the_other_direction():
+    rates = {"slow": 1.0, "fast": 2.0}
     rows = [made("rate", rate, 0.95 * rate, 1.05 * rate, variant=name) for name, rate in rates.items()]
-    rows += [slow, lower, made("average", 70.0, 69.5, 70.5, variant="baseline")]
+    rows += [made("average", value, value - 0.5, value + 0.5, variant=name) for name, value in (("b", 70), ("s", 60))]
     wrong = [
-        claim("most", [cell()], (1.95, None), GAIN),
-        claim("least", [cell()], (1, None), (1, None)),
-        claim("minus", averages("baseline", "swiftkv-50"), (None, 1.5), LOSS),
-        claim("ratio", [cell("rate", variant=name) for name in rates], (1, None), (1, None)),
+        claim("most", [cell()], (1.95, math.inf), GAIN),
+        claim("least", [cell()], GAIN),
+        claim("minus", averages("b", "s"), (-math.inf, 1.5), LOSS),
+        claim("ratio", [cell("rate", variant=name) for name in rates], GAIN),
     ]
-    assert {judge(each, scene(*rows)).verdict for each in wrong} == {CONTRADICTS}
+    assert {judge(each, scene(*rows, made("speedup", 0.9, 0.88, 0.93))).verdict for each in wrong} == {OTHER}
 
 
 # The sources' own numbers, with the errors that independent answers to their benchmarks' questions have
@@ -224,6 +245,6 @@ def test_the_sources_own_numbers_contradict_no_claim():
     shown = Scene({name: with_settings(table, points) for name, table in tables.items()}, ROLES)
     verdicts = {each.id: judge(each, shown).verdict for each in CLAIMS}
     assert sum(verdict != UNMEASURED for verdict in verdicts.values()) >= 70
-    assert CONTRADICTS not in verdicts.values()
+    assert OTHER not in verdicts.values()
     agreeing = {name for name, verdict in verdicts.items() if verdict == AGREES}
     assert {"loss-62.5", "merge-below-40", "merge-above-20", "across4-20", "single-80", "gqa-mqa"} <= agreeing

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from tests.unit.artifact_helpers import ROOT
 
-from pipeline.run.compare import folder
+from pipeline.run.compare import folder, verdicts
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import REDRAWN, redraw
 
@@ -36,14 +36,20 @@ NUMBERS = ("value", "stderr", "low", "high", "n")
 
 
 @pytest.fixture(scope="module")
-def redrawn(tmp_path_factory):
-    """The rows of each CSV by its path below the results; figures are drawn, but not written."""
+def place(tmp_path_factory):
+    """The folder of all artifacts; figures are drawn, but not written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
         patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
         config = read_config(ROOT, read_profile("local", ROOT))
         assert not [why for _, why in redraw(config, folder(ROOT, config)) if why]
-        return tables((REDRAWN / "local").absolute())
+        return (REDRAWN / "local").absolute()
+
+
+@pytest.fixture(scope="module")
+def redrawn(place):
+    """The rows of each CSV by its path below the results."""
+    return tables(place)
 
 
 def tables(place):
@@ -76,6 +82,11 @@ def test_numbers_are_those_that_are_kept(redrawn):
         assert len(now) == len(lines), name
         for line, before in zip(now, lines, strict=True):
             assert all(map(alike, line.split("|"), before.split("|"))), (name, line, before)
+
+
+def test_verdicts_are_those_that_are_shipped(place):
+    now, shipped = (verdicts(folder) for folder in (place, ROOT / "resources/reference/local"))
+    assert now.keys() == shipped.keys() and all(now[name]["verdict"] == shipped[name]["verdict"] for name in now)
 
 
 def test_every_number_says_where_it_is_from(redrawn):

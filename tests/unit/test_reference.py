@@ -6,16 +6,18 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
 from pipeline import __main__ as pipeline
+from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.records import Record
 from pipeline.artifacts.report import read_artifacts, result
 from pipeline.run import reference_run
-from pipeline.run.compare import EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
+from pipeline.run.compare import CLAIMS, EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, keep, page_part, redraw
 from pipeline.statistics import mean_and_stderr
@@ -148,9 +150,9 @@ def test_missing_records_and_numbers_are_disagreements(run, compared):
     assert compared(whole, reference=whole | {SCORE: unavailable}).disagreements == []
 
 
-@pytest.mark.parametrize(("now", "disagreements"), [("contradicts", 1), ("undecided", 0), ("agrees", 0)])
+@pytest.mark.parametrize(("now", "disagreements"), [("other direction", 1), ("undecided", 0), ("same direction", 0)])
 def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, disagreements):
-    for name, verdict in (("reference", "agrees"), ("run", now)):
+    for name, verdict in (("reference", "same direction"), ("run", now)):
         (tmp_path / name / "tables").mkdir(parents=True)
         lines = f"id,text,place,verdict\na,it is fast,Sec. 1,{verdict}\n"
         (tmp_path / name / "tables/claims.csv").write_text(lines)
@@ -244,9 +246,10 @@ def test_the_page_and_the_demo_show_what_the_shipped_records_give(tmp_path, monk
     assert not [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE, "demo")) if why]
     made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE])
+    sentence = result({"claims": SimpleNamespace(lines=read_csv(SHIPPED / CLAIMS))})
+    assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE], sentence)
     # And the demo says its own.
     closeness = read_json(SHIPPED / FIDELITY.replace("swiftkv-50", "swiftkv-33-tuned-quarter"))
     numbers = closeness["spec"]["num_key_value_layers"], closeness["result"]["kl"]["value"]
-    said = result(list(made.values()))
-    assert f" {numbers[0]} of " in said and f" {numbers[1]:.3f} " in said
+    said = result(made)
+    assert f"l = {numbers[0]}" in said and f" {numbers[1]:.3f} " in said and "n/a" not in said

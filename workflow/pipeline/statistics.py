@@ -152,6 +152,27 @@ def bootstrapped_ratio(above: Sequence[float], below: Sequence[float]) -> Estima
     return Estimate(value, float(found.standard_error), *map(float, found.confidence_interval))
 
 
+def rank_correlation(first: Sequence[Estimate], second: Sequence[Estimate]) -> Estimate:
+    """Return Spearman's rank correlation of two series of equal length.
+
+    The interval is of series drawn from normal distributions with the intervals of the numbers: it says how sure the order
+    of these numbers is, not what others would give. There is none where a number has none.
+    """
+    import numpy as np
+    from scipy import stats
+
+    values, *ends = np.array([[one[0], one[2], one[3]] for one in (*first, *second)], float).T.reshape(3, 2, -1)
+    deviations = (ends[1] - ends[0]) / 4
+    drawn = np.random.default_rng(0).normal(values, deviations, (2000, *values.shape))
+    apart = np.diff(stats.rankdata(drawn, axis=2), axis=1)[:, 0]
+    number = len(first)
+    found = 1 - 6 * (apart**2).sum(axis=1) / (number * (number**2 - 1))
+    value = float(stats.spearmanr(*values).statistic)
+    if np.isnan(deviations).any():
+        return Estimate(value)
+    return Estimate(value, None, *map(float, np.quantile(found, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])))
+
+
 def share(hits: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     """As `ratio`, of hits among positions; none or all would have no error, so they get that of `share_stderr`."""
     found = ratio(hits, counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config import load_yaml
@@ -12,17 +13,22 @@ from pipeline.config import load_yaml
 if TYPE_CHECKING:
     import pandas as pd
 
-AGREES, CONTRADICTS, UNDECIDED, UNMEASURED = VERDICTS = ("agrees", "contradicts", "undecided", "not measured")
+AGREES, SAME, OTHER, UNDECIDED, UNMEASURED = VERDICTS = (
+    "agrees", "same direction", "other direction", "undecided", "not measured",
+)  # fmt: skip
 BENCHMARKS = 7  # that the sources' averages are over
-OUTPUT_TOKENS, TOTAL_TOKENS = 256, 15e6  # of the sources' requests (Figure 3, App. B.2)
-NEAR = 0.05  # how far, relatively, a length or a limit may be from the stated one and still be the same
-# Of serving points, which tell rows apart
-SETTINGS = ["input_tokens", "output_tokens", "total_tokens", "memory_gib", "speculative"]
+PANEL = "panel"  # the artifact whose average judges where those benchmarks are at chance
+OUTPUT_TOKENS = 256  # of the sources' requests (Figure 3, App. B.2)
+TRAINING_TOKENS = 160e6  # the least that the sources state (App. B.1)
+IN_FP8 = ("llama-3.1-70b-fp8", "llama-3.1-405b")  # the models that the sources serve so
+FORMATS = {"float32", "float16", "bfloat16", "FP8 weights"}  # as the conditions of rows name them
+NEAR = 0.05  # how far, relatively, a number of a setting may be from the stated one and still be the same
+SETTINGS = ["input_tokens", "output_tokens", "memory_gib"]  # of serving points, which tell rows apart
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings of a number's place, and how a sentence on another one begins.
 _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
 
-Bounds = Sequence[float | None]
+Bounds = Sequence[float]
 
 
 class Claim(NamedTuple):
@@ -38,7 +44,6 @@ class Claim(NamedTuple):
     unit: str = ""
     note: str = ""
     own: bool = False
-    kl: bool = False
 
     @property
     def cells(self) -> list[Mapping[str, Any]]:
@@ -50,8 +55,8 @@ _WHOLE = load_yaml(Path(__file__).with_name("claims.yaml"))
 MODELS: Mapping[str, str] = _WHOLE["models"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]
-ARTIFACTS = tuple(dict.fromkeys(cell["artifact"] for claim in CLAIMS for cell in claim.cells))
-ARCHITECTURES = tuple(dict.fromkeys(name for claim in CLAIMS for name in claim.of if name in MODELS.values()))
+ARTIFACTS = dict.fromkeys([PANEL, *(cell["artifact"] for claim in CLAIMS for cell in claim.cells)])
+ARCHITECTURES = dict.fromkeys(name for claim in CLAIMS for name in claim.of if name in MODELS.values())
 
 
 class Unmeasured(Exception):
@@ -67,14 +72,14 @@ class Scene:
         roles: role -> the model that plays it (name, title, published), None where none does.
         shown_by: artifact -> the one that shows its records at this scale.
         absent: artifact -> why it is not made.
-        stand_ins: variant -> the variant that stands in for it.
+        chances: task -> the share that guessing gets right.
     """
 
     tables: Mapping[str, pd.DataFrame]
-    roles: Mapping[str, Mapping[str, str] | None]
+    roles: Mapping[str, Any]
     shown_by: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    chances: Mapping[str, float] = field(default_factory=dict)
 
     def table(self, artifact: str) -> pd.DataFrame:
         """The rows that show an artifact's records."""
@@ -83,6 +88,18 @@ class Scene:
         if (table := self.tables.get(self.shown_by.get(artifact, artifact))) is None:
             raise Unmeasured(f"{artifact} is not among this scale's artifacts")
         return table
+
+    def measured(self, cell: Mapping[str, Any]) -> pd.DataFrame:
+        """The rows of a number's artifact and model that were measured; no differences."""
+        table, model = self.table(cell["artifact"]), self.roles[cell["role"]]
+        return table[(table["source"] != "published") & (table["model"] == model["name"]) & (table["against"] == "")]
+
+    def at_chance(self, cell: Mapping[str, Any]) -> bool:
+        """Return True for a benchmark or an average of them in which no variant is clearly better than guessing."""
+        rows, metric = self.measured(cell).dropna(subset="value"), cell["metric"]
+        tasks = self.chances.keys() & (set(rows["metric"]) if metric == "average" else {metric})
+        lows = rows.loc[rows["metric"] == metric, "low"]
+        return bool(tasks) and lows.max() <= 100 * fmean(self.chances[task] for task in tasks)
 
     def players(self, claim: Claim) -> list[str]:
         """The titles of a claim's models: every role is played, and different roles by different models."""
@@ -95,17 +112,14 @@ class Scene:
         return [self.roles[role]["title"] for role in players.values()]
 
     def rows(self, claim: Claim, cell: Mapping[str, Any]) -> tuple[pd.DataFrame, list[str]]:
-        """The rows of a claim's number, and how they differ from its own case: model, machine, requests, place."""
-        table = self.table(cell["artifact"])
+        """The rows of a claim's number, and how they differ from its own case."""
+        rows = self.measured(cell)
         variants = [cell["variant"]] if isinstance(cell["variant"], str) else cell["variant"]
-        if stood := next((variant for variant in variants if variant in self.stand_ins), None):
-            raise Unmeasured(f"{self.stand_ins[stood]} stands in for {stood} at this scale")
-        model = self.roles[cell["role"]] or {}
-        mine = table[(table["source"] != "published") & (table["model"] == model["name"]) & (table["against"] == "")]
-        rows = mine[
-            (mine["metric"] == cell["metric"]) & mine["variant"].isin(variants) & (mine["kv_cache"] == cell["kv_cache"])
-        ]
+        rows = rows[rows["variant"].isin(variants)]
+        for name in ("metric", "kv_cache", "point"):
+            rows = rows[rows[name] == cell.get(name, rows[name])]
         rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
+        rows = rows[rows["depth"].between(*cell["depths"])] if "depths" in cell else rows
         others = []
         for name, words in _PLACES.items():
             if name in cell and len(rows):
@@ -115,39 +129,38 @@ class Scene:
                 rows = rows[values == chosen]
                 if not isinstance(number, str) and abs(chosen - number) > NEAR * number:
                     others.append(f"{words} of {chosen:,g} in place of {number:,g}")
-        if "speculative" in cell:
-            rows = rows[rows["speculative"].notna()]
-        if cell.get("rate") == "lowest":
-            rows = rows[rows["at"] == rows.groupby("point")["at"].transform("min")]
-        elif cell.get("rate") == "loaded":  # the baseline's time per token is a tenth above its lowest
-            base = mine[(mine["metric"] == "tpot_median_ms") & (mine["variant"] == "baseline")]
-            least = base.groupby("point")["value"].transform("min")
-            rows = rows.merge(base.loc[base["value"] >= 1.1 * least, ["point", "at"]])
+        if "rate" in cell:
+            lowest = rows["at"] == rows.groupby("point")["at"].transform("min")
+            rows = rows[lowest == (cell["rate"] == "lowest")]
         known = rows[rows["value"].notna()] if claim.how != "status" else rows
         if not len(known):
-            why = next((reason for reason in rows["reason"] if reason), "not measured")
-            why = "out of memory" if "oom" in set(rows["status"]) else why
-            raise Unmeasured(f"{cell['artifact']}, {' or '.join(variants)}: no {cell['metric']}, {why}")
-        return known, [*_differs(cell, model, known), *others]
+            why = next(filter(None, rows["reason"]), "not measured")
+            raise Unmeasured(f"{cell['artifact']} has no {cell['metric']} of {' or '.join(variants)}: {why}")
+        return known, [*self._differs(cell, known), *others]
 
-
-def _differs(cell: Mapping[str, Any], model: Mapping[str, str], rows: pd.DataFrame) -> Iterator[str]:
-    """How rows of a model differ from the model, the benchmarks, the machine and the requests of the sources."""
-    if model["published"] != MODELS[cell["role"]]:
-        yield f"{model['title']} in place of {MODELS[cell['role']]}"
-    if cell["metric"] == "average" and len(tasks := set(rows["n"]) - {BENCHMARKS}):
-        yield f"the average is over {tasks.pop():g} of {BENCHMARKS} benchmarks"
-    if "gpus" not in cell:
-        return
-    for machine in rows["conditions"].str.split(",").str[0].unique():
-        if not machine.startswith(f"{cell['gpus']} × ") or "H100" not in machine:
-            yield f"on {machine or 'unknown hardware'} in place of {cell['gpus']} × H100"
-    if rows["conditions"].str.contains("dummy").any():
-        yield "requests to dummy weights in place of a model's"
-    wanted = {"output_tokens": OUTPUT_TOKENS} | (
-        {"total_tokens": TOTAL_TOKENS} if cell["artifact"] == "figure3" else {}
-    )
-    for name, number in wanted.items():
-        for value in rows[name].dropna().unique():
-            if abs(value - number) > NEAR * number:
-                yield f"requests of {value:,g} {name.replace('_', ' ')} in place of {number:,g}"
+    def _differs(self, cell: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
+        """How rows differ from the model, number format, training, benchmarks, machine and requests of the sources."""
+        model, stated = self.roles[cell["role"]], MODELS[cell["role"]]
+        if model["published"] != stated:
+            yield f"{model['title']} in place of {stated}"
+        conditions = rows["conditions"].max() or self.measured(cell)["conditions"].max()  # an average has none
+        wanted = "FP8 weights" if "gpus" in cell and stated in IN_FP8 else "bfloat16"
+        used = min(FORMATS.intersection(conditions.replace("dummy ", "").split(", ")), default=wanted)
+        if used != wanted:
+            yield f"{used} in place of {wanted}"
+        if cell["metric"] == "average":
+            if (tasks := rows["n"].iloc[0]) != BENCHMARKS:
+                yield f"{tasks:g} tasks in place of {BENCHMARKS} benchmarks"
+            cost = self.tables.get("training_cost", rows)
+            cost = cost[(cost["metric"] == "training_tokens") & (cost["model"] == model["name"])]
+            tokens = cost.loc[cost["variant"].isin(rows["variant"]), "value"].min()
+            if tokens < (1 - NEAR) * TRAINING_TOKENS:
+                yield f"{tokens:,.0f} training tokens in place of {TRAINING_TOKENS:,.0f} or more"
+        if "gpus" in cell:
+            machine, tokens = conditions.split(",")[0], rows["output_tokens"].iloc[0]
+            if not machine.startswith(f"{cell['gpus']} × ") or "H100" not in machine:
+                yield f"on {machine} in place of {cell['gpus']} × H100"
+            if "dummy" in conditions:
+                yield "requests to dummy weights in place of a model's"
+            if abs(tokens - OUTPUT_TOKENS) > NEAR * OUTPUT_TOKENS:
+                yield f"requests of {tokens:,g} output tokens in place of {OUTPUT_TOKENS}"

@@ -196,8 +196,8 @@ def _judged(config: Config) -> dict[str, Any]:
         "shown_by": shown_by,
         "absent": absent,
         "roles": {role: next(iter(players(config, [role])), None) for role in config.roles},
-        "stand_ins": {variant: other for variant, other in config.stand_ins.items() if variant != other},
         "points": {point: config.point(point) for point in config.serving.points},
+        "chances": {name: task.chance for name, task in config.tasks.items() if task.chance is not None},
     }
 
 

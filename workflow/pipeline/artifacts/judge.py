@@ -14,9 +14,11 @@ import pandas as pd
 from pipeline.artifacts import flops
 from pipeline.artifacts.claims import (
     AGREES,
-    CONTRADICTS,
     MODELS,
     NEAR,
+    OTHER,
+    PANEL,
+    SAME,
     SECTIONS,
     SETTINGS,
     UNDECIDED,
@@ -28,24 +30,26 @@ from pipeline.artifacts.claims import (
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
 from pipeline.artifacts.labels import heading
-from pipeline.artifacts.metrics import NONE, show
+from pipeline.artifacts.metrics import show_interval
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import PROJECT
-from pipeline.artifacts.writers import Footnotes, Grid, Table
-from pipeline.statistics import Estimate, exact, independent_ratio
-from swiftkv.cost import Dimensions, kv_bytes_per_token, prefill_flops
+from pipeline.artifacts.writers import Grid, Table
+from pipeline.statistics import Estimate, exact, independent_ratio, rank_correlation
+from swiftkv.cost import Dimensions
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
-LENGTH = 131072  # tokens of Table 1
+COLUMNS = {
+    "text": "Claim", "verdict": "Verdict", "bounds": "Stated\n(weaker form)", "measured": "Measured", "reason": "Why",
+    "note": "Note", "place": "Place",
+}  # fmt: skip
 
 
 class Verdict(NamedTuple):
-    """A verdict with the quantity, whether its value is as stated, and the reason."""
+    """A verdict with the quantity, or the text that was measured in its place, and the reason."""
 
     verdict: str
     found: Estimate | None = None
-    as_stated: bool | None = None
     text: str = ""
     models: Sequence[str] = ()
     reason: str = ""
@@ -54,52 +58,59 @@ class Verdict(NamedTuple):
 def judge(claim: Claim, scene: Scene) -> Verdict:
     """The verdict on a claim; never certain without a measured interval.
 
-    * agrees: the whole interval lies within the claim's weaker form, and on its own case the value is as stated.
-    * contradicts: the whole interval lies outside of the weaker form.
+    * agrees: on the claim's own case, or by arithmetic, the value is as stated.
+    * same direction: the whole interval lies within the claim's weaker form.
+    * other direction: the whole interval lies outside of the weaker form.
     * undecided: neither, or nothing was measured twice.
     * not measured: with the reason.
+
+    Where the paper's benchmarks are at chance, an average is that of the panel; without one, the claim is undecided.
     """
     if claim.how in _ARITHMETIC:
-        found = exact(_ARITHMETIC[claim.how](*claim.of))
-        inside = _inside(found, claim.stated) is True
-        return Verdict(AGREES if inside else CONTRADICTS, found, inside, "", claim.of[:1], reason="by arithmetic")
+        found, models = exact(_ARITHMETIC[claim.how](*claim.of)), [one for one in claim.of if one in MODELS.values()]
+        return Verdict(AGREES if _inside(found, claim.stated) else OTHER, found, "", models, "by arithmetic")
     try:
-        return _judged(claim, scene)
+        judged = _judged(claim, scene)
+        if not any(map(scene.at_chance, claim.cells)):
+            return judged
     except Unmeasured as reason:
         return Verdict(UNMEASURED, reason=str(reason))
+    try:
+        judged = _judged(claim._replace(of=[{**cell, "artifact": PANEL} for cell in claim.cells]), scene)
+        why = "so the panel judges"
+    except Unmeasured as reason:
+        judged, why = judged._replace(verdict=UNDECIDED), str(reason)
+    return judged._replace(reason=f"the paper's benchmarks are at chance here, {why}; {judged.reason}")
 
 
 def _judged(claim: Claim, scene: Scene) -> Verdict:
     models = scene.players(claim)
-    picked = [scene.rows(claim, cell) for cell in claim.cells]
-    rows = [each for each, _ in picked]
-    differs = list(dict.fromkeys(sentence for _, sentences in picked for sentence in sentences))
+    rows, differs = zip(*(scene.rows(claim, cell) for cell in claim.cells), strict=True)
+    remarks = list(dict.fromkeys(itertools.chain(*differs)))
+    own = not remarks
     if claim.how == "status":
-        text = _only(claim, rows, 0)["status"]
-        same, chosen = text == claim.stated, any(sentence.startswith("a limit") for sentence in differs)
-        said = [*differs, *(["the limit was chosen so that it comes out"] if chosen and same else [])]
-        verdict = UNDECIDED if chosen else AGREES if same else CONTRADICTS
-        return Verdict(verdict, None, same, text, models, "; ".join(said))
-    remarks: list[str] = []
-    found = _quantity(claim, scene, rows, remarks)
-    stated, said = _as_stated(found, claim.stated), [*differs, *remarks]
-    if differs and (claim.weaker is None or (claim.own and any("requests" not in sentence for sentence in differs))):
-        needs = " and ".join(dict.fromkeys(MODELS[cell["role"]] for cell in claim.cells))
-        said, verdict = [f"needs {needs} as stated", *said], UNMEASURED
-    else:
-        inside = _inside(found, claim.weaker or claim.stated)
-        verdict = {True: AGREES, False: CONTRADICTS, None: UNDECIDED}[inside]
-        if inside is None and found.low is None:
-            said.append("measured once, so without an interval")
-        if verdict == AGREES and not differs and not stated:
-            verdict = UNDECIDED
-            said.append("the direction is as stated, the value is not")
-    return Verdict(verdict, found, stated, "", models, "; ".join(said))
+        text, chosen = _only(rows[0])["status"], "a limit" in "".join(remarks)
+        if chosen:
+            remarks.append("the limit was chosen")
+        verdict = UNDECIDED if chosen else OTHER if text != claim.stated else AGREES if own else SAME
+        return Verdict(verdict, None, text, models, "; ".join(remarks))
+    if claim.weaker is None and not own or claim.own and any("requests" not in sentence for sentence in remarks):
+        raise Unmeasured(f"needs the stated case: {'; '.join(remarks)}")
+    found, *falls = _quantities(claim, scene, rows, remarks)
+    inside = {_inside(one, claim.weaker or claim.stated) for one in (found, *falls)}
+    verdict = OTHER if inside == {False} else UNDECIDED
+    if inside == {True}:
+        verdict = AGREES if own and _as_stated(found, claim.stated) else SAME
+    if own:
+        remarks.append("on the claim's own case")
+    if found.low is None:
+        remarks.append("measured once, so without an interval")
+    return Verdict(verdict, found, "", models, "; ".join(remarks))
 
 
 def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
     """Whether an interval lies within bounds; None where it reaches over one of them, or there is none."""
-    low, high = (-math.inf if wanted[0] is None else wanted[0], math.inf if wanted[1] is None else wanted[1])
+    low, high = map(float, wanted)
     if found.low is None or found.high is None:
         return None
     if low <= found.low and found.high <= high:
@@ -109,52 +120,46 @@ def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
 
 def _as_stated(found: Estimate, stated: Bounds | str) -> bool:
     """Whether a value lies within the stated bounds, or its interval, of 5 % at most, does in part."""
-    if _inside(exact(found.value), stated):
-        return True
-    known = found.low is not None and found.high is not None
-    return known and found.high - found.low <= 2 * NEAR * abs(found.value) and _inside(found, stated) is None
+    near = (found.high or math.inf) - (found.low or 0) <= 2 * NEAR * abs(found.value)
+    return bool(_inside(exact(found.value), stated)) or near and _inside(found, stated) is None
 
 
 # Quantities
 
 
-def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks: list[str]) -> Estimate:
-    """The estimate of what a claim makes of its rows; remarks on it are added."""
-    how = claim.how
-    if how == "cell":
-        return interval(_only(claim, rows, 0))
-    if how in ("minus", "ratio"):
-        each = [interval(_only(claim, rows, place)) for place in range(len(rows))]
-        if how == "ratio":
-            return independent_ratio(*each)
-        apart = [
-            _paired(scene, *claim.cells[place : place + 2]) or _less(*each[place : place + 2])
-            for place in range(0, len(each), 2)
-        ]
-        if claim.kl and (closer := _paired(scene, *claim.cells[:2], metric="kl")):
-            value, low, high = (show(number, "+.3f") for number in (closer.value, closer.low, closer.high))
-            remarks.append(f"KL to the teacher, which is ours, differs by {value} ({low} to {high})")
-        return apart[0] if len(apart) == 1 else _less(*apart)
-    if how == "rises":
-        return _rises(claim, rows[0], remarks)
-    values = rows[0]["value"]
-    if len(values) > 1:
-        remarks.append(f"the {'largest' if how == 'most' else 'smallest'} of {len(values)}")
-    return interval(rows[0].loc[values.idxmax() if how == "most" else values.idxmin()])
+def _quantities(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks: list[str]) -> list[Estimate]:
+    """Estimate what a claim makes of its rows, of one that rises also its deepest fall."""
+    if claim.how == "rises":
+        return _rises(rows[0], remarks)
+    if claim.how == "rank":
+        both = rows[0].merge(rows[1], on="at", suffixes=("_0", "_1"))
+        if len(both) < 3:
+            raise Unmeasured("fewer than three layers have both numbers")
+        return [rank_correlation(*([interval(row, side) for _, row in both.iterrows()] for side in ("_0", "_1")))]
+    if claim.how in ("most", "least"):
+        values = rows[0]["value"]
+        return [interval(rows[0].loc[values.idxmax() if claim.how == "most" else values.idxmin()])]
+    each = [interval(_only(one)) for one in rows]
+    if claim.how == "ratio":
+        return [independent_ratio(*each)]
+    while len(each) > 1:  # a difference, or that of two
+        pairs = range(0, len(each), 2)
+        each = [_paired(scene, *claim.cells[at : at + 2]) or _less(*each[at : at + 2]) for at in pairs]
+    return each
 
 
-def _only(claim: Claim, rows: Sequence[pd.DataFrame], place: int) -> pd.Series:
-    if len(rows[place]) > 1:
-        raise Unmeasured(f"{claim.cells[place]['artifact']} has {len(rows[place])} such numbers")
-    return rows[place].iloc[0]
+def _only(rows: pd.DataFrame) -> pd.Series:
+    if len(rows) > 1:
+        raise Unmeasured(f"there are {len(rows)} such numbers")
+    return rows.iloc[0]
 
 
-def _paired(scene: Scene, *cells: Mapping[str, Any], metric: str = "") -> Estimate | None:
+def _paired(scene: Scene, *cells: Mapping[str, Any]) -> Estimate | None:
     """The difference on the same questions or chats; None where the artifact has none."""
     table = scene.table(cells[0]["artifact"])
-    first, second = ([scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells)
+    names = [name for cell in cells for name in (scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"])]
     keys = [*Case._fields, "against_model", "against", "against_kv_cache", "metric"]
-    found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
+    found = table[(table[keys] == [*names, cells[0]["metric"]]).all(axis=1)]
     return interval(found.iloc[0]) if len(found) else None
 
 
@@ -168,17 +173,19 @@ def _less(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, None, value - below, value + above)
 
 
-def _rises(claim: Claim, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
-    """The last along the axis less the first; where it clearly falls between any two, that fall."""
-    axis = rows["at" if rows["at"].notna().all() else "input_tokens"]
-    if axis.nunique() < 2:
-        raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
-    ordered = [interval(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
-    steps = (_less(after, before) for before, after in itertools.combinations(ordered, 2))
-    if falls := [step for step in steps if step.high is not None and step.high < 0]:
-        remarks.append(f"falls between {len(falls)} pairs of places, by {show(-min(falls).value, 's2')} at most")
-        return min(falls)
-    return _less(ordered[-1], ordered[0])
+def _rises(rows: pd.DataFrame, remarks: list[str]) -> list[Estimate]:
+    """The last along the axis less the first, and the deepest clear fall between any two."""
+    axis = "depth" if rows["at"].notna().all() else "input_tokens"
+    ordered = [(interval(row), row[axis]) for _, row in rows.sort_values(axis).iterrows()]
+    if len(ordered) < 2:
+        raise Unmeasured("measured at one place only")
+    whole, pairs = _less(ordered[-1][0], ordered[0][0]), itertools.combinations(ordered, 2)
+    fall, start, end = min((_less(after, before), start, end) for (before, start), (after, end) in pairs)
+    if fall.low is None or fall.high is None or fall.high >= 0:
+        return [whole]
+    text = show_interval(-fall.value, -fall.high, -fall.low, "s2")
+    remarks.append(f"falls by {text} from {start:,.0f} to {end:,.0f} {'% of ' * (axis == 'depth')}{axis}")
+    return [whole, fall]
 
 
 # What follows from the dimensions of the stated models
@@ -193,30 +200,20 @@ def _spec(model: str, ordinary: int, group: int = 1) -> SwiftKVSpec:
     return SwiftKVSpec(_dimensions(model).num_hidden_layers, ordinary, group)
 
 
-def _relative_flops(model: str, ordinary: int, group: int, source: str) -> float:
-    """Percent of the baseline's FLOPs, counted and rounded as the source does."""
+def _relative_flops(model: str, ordinary: int, group: int, source: str, other: str = "", length: int = 131072) -> float:
+    """Percent of the FLOPs of the baseline, or of another model, as the source counts and rounds them in Table 1."""
     totals = [
-        flops.counted(flops.published_gflops(_dimensions(model), spec, LENGTH), source, rounded=True)["total"]
-        for spec in (_spec(model, ordinary, group), None)
+        flops.counted(flops.published_gflops(_dimensions(name), spec, length), source, rounded=True)["total"]
+        for name, spec in ((model, _spec(model, ordinary, group)), (other or model, None))
     ]
     return 100 * totals[0] / totals[1]
 
 
-def _flops_ratio(model: str, ordinary: int, other: str, tokens: int) -> float:
-    first = prefill_flops(_dimensions(model), _spec(model, ordinary), tokens)
-    return sum(first.values()) / sum(prefill_flops(_dimensions(other), None, tokens).values())
-
-
-def _cache_reduction(model: str, ordinary: int, group: int, fp8: bool) -> float:
-    arch, dtype = _dimensions(model), "fp8" if fp8 else "bfloat16"
-    return 100 * (1 - kv_bytes_per_token(arch, _spec(model, ordinary, group), dtype) / kv_bytes_per_token(arch, None))
-
-
 _ARITHMETIC = {
+    "layers": lambda model: _dimensions(model).num_hidden_layers,
     "prefill_reduction": lambda model, ordinary: 100 * _spec(model, ordinary).prefill_reduction,
     "relative_flops": _relative_flops,
-    "flops_ratio": _flops_ratio,
-    "cache_reduction": _cache_reduction,
+    "cache_reduction": lambda bits, *spec: 100 - (100 - 100 * _spec(*spec).kv_cache_reduction(1)) * bits / 16,
 }
 
 
@@ -224,54 +221,36 @@ _ARITHMETIC = {
 
 
 def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Add `SETTINGS` of the serving points as columns; total_tokens are those of all repeats."""
-    settings = pd.DataFrame.from_dict(points, orient="index").reindex(columns=[*SETTINGS, "repeats"])
-    settings["total_tokens"] *= settings.pop("repeats").fillna(1)
-    return table.join(settings, on="point")
+    """Add `SETTINGS` of the serving points as columns."""
+    return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
 
 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
-    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "stand_ins")))
-    footnotes, lines, grids = Footnotes(), [], []
-    for about, claims in SECTIONS.items():
-        printed = []
-        for claim in claims:
-            found = judge(claim, scene)
-            line = _line(about, claim, found)
-            lines.append(line)
-            printed.append({
-                "Claim": line["text"],
-                "Verdict": " ".join([line["verdict"], *map(footnotes.mark, filter(None, (line["reason"], line["note"])))]),
-                "As\nstated": {None: NONE, True: "yes", False: "no"}[line["as_stated"]],
-                "Stated\n(weaker form)": line["bounds"],
-                "Measured": line["measured"],
-                "Place": line["place"],
-            })  # fmt: skip
-        grids.append(Grid(pd.DataFrame(printed), about))
-    notes = [*entry.get("notes", []), *footnotes.lines()]
-    return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, notes)
+    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "chances")))
+    lines = pd.DataFrame(_line(about, claim, judge(claim, scene)) for about in SECTIONS for claim in SECTIONS[about])
+    grids = [
+        Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)
+    ]
+    return Table(entry["name"], heading(entry), lines, grids)
 
 
-def _line(about: str, claim: Claim, found: Verdict) -> dict[str, Any]:
+def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
     """A line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
-    bounds = " ".join(filter(None, [stated, claim.unit])) + (f"\n({_bounds(claim.weaker)})" if claim.weaker else "")
-    value, _, low, high = found.found or (None,) * 4
-    measured = found.text
-    if value is not None:
-        ends = "" if low in (None, high) or high == math.inf else f" [{show(low, 's3')}, {show(high, 's3')}]"
-        measured = " ".join(filter(None, ["≥" * (high == math.inf), show(value, "s3") + ends, claim.unit]))
-    measured += f"\n{', '.join(found.models)}" if found.models and measured else ""
+    unit, weaker = claim.unit and f" {claim.unit}", f"\n({_bounds(claim.weaker)})" if claim.weaker else ""
+    value, _, low, high = judged.found or (None,) * 4
+    measured = judged.text if value is None else show_interval(value, low, high, "s3") + unit
+    models = ", ".join(judged.models)
     return {
-        "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": found.verdict,
-        "as_stated": found.as_stated, "value": value, "low": low, "high": high, "unit": claim.unit, "bounds": bounds,
-        "measured": measured, "model": ", ".join(found.models),
-        "reason": found.reason, "note": claim.note,
+        "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": judged.verdict,
+        "value": value, "low": low, "high": high, "unit": claim.unit,
+        "bounds": f"{stated}{unit}{weaker}",
+        "measured": f"{measured}\n{models}".strip(), "model": models, "reason": judged.reason, "note": claim.note,
     }  # fmt: skip
 
 
 def _bounds(wanted: Bounds) -> str:
-    low, high = (None if bound is None else f"{bound:,.10g}" for bound in wanted)
-    return f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
+    low, high = (f"{bound:,.10g}" for bound in wanted)
+    return f"≥ {low}" if high == "inf" else f"≤ {high}" if low == "-inf" else " to ".join(dict.fromkeys([low, high]))

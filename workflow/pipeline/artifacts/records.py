@@ -135,8 +135,8 @@ class Record:
 
     @property
     def conditions(self) -> str:
-        """Hardware, engine, mode and weights."""
-        return ", ".join([self.machine, *self.engine_words])
+        """Hardware, number format, engine, mode and weights."""
+        return ", ".join(filter(None, [self.machine, self.settings.get("dtype"), *self.engine_words]))
 
     @property
     def software(self) -> str:

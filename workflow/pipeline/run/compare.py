@@ -2,8 +2,8 @@
 
 There are three tolerances. Whatever is counted or follows from the configuration is equal. What a model computes may differ as
 another processor rounds (`ROUNDED`). Speed-ups over the baseline, measured in turns, may differ as another machine does
-(`SPEEDUP`). Besides, signs are compared: a speed-up that is gone, a record without numbers, and a claim that one run supports
-and the other contradicts are disagreements, whatever their size.
+(`SPEEDUP`). Besides, signs are compared: a speed-up that is gone, a record without numbers, and a claim that two runs show in
+opposite directions are disagreements, whatever their size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pipeline.artifacts import contents
-from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
+from pipeline.artifacts.claims import OTHER, UNDECIDED, UNMEASURED
 from pipeline.artifacts.frame import saved_bits
 from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
@@ -181,7 +181,7 @@ def compare(reference: Path, results: Path, only: Collection[str] | None = None)
     before = verdicts(reference)
     for claim, line in verdicts(results).items():
         both = {line["verdict"], before.get(claim, line)["verdict"]}
-        if len(both) == 2 and CONTRADICTS in both and not both & {UNDECIDED, UNMEASURED}:
+        if len(both) == 2 and OTHER in both and not both & {UNDECIDED, UNMEASURED}:
             said = f"{line['verdict']}, in the reference {before[claim]['verdict']}"
             found.disagreements.append(f"claim {line['text']!r} ({line['place']}): {said}")
     return found

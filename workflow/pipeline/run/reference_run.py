@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.metrics import some
-from pipeline.artifacts.report import Artifact, read_artifacts, write_gallery
+from pipeline.artifacts.report import Artifact, read_artifacts, result, write_gallery
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, records
 from pipeline.stages import STAGES
@@ -129,7 +129,7 @@ def show(results: Path, root: Path) -> str:
         UserError: the page's figure or table was not made.
     """
     made = {artifact.name: artifact for artifact in read_artifacts(results)}
-    if lacking := {FIGURE, TABLE} - made.keys():
+    if lacking := {FIGURE, TABLE, "claims"} - made.keys():
         raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {PAGE} shows; make it first")
     figures = [artifact for artifact in made.values() if artifact.about["form"] == "figure"]
     with atomic_path(root / GALLERY) as scratch:
@@ -143,14 +143,14 @@ def show(results: Path, root: Path) -> str:
         write_gallery(figures, scratch / "README.md")
     text = (root / PAGE).read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    part = page_part(made[FIGURE], made[TABLE])
+    part = page_part(made[FIGURE], made[TABLE], result(made))
     (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
     return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
 
 
-def page_part(figure: Artifact, table: Artifact) -> str:
-    """Return the page's part: a figure, and the grid of a table with its title, without marks of notes."""
+def page_part(figure: Artifact, table: Artifact, sentence: str) -> str:
+    """Return the page's part: the result, a figure, and the grid of a table with its title, without marks of notes."""
     text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
     title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
     picture = f"[![{figure.about['title']}]({GALLERY.name}/{figure.name}.png)]({GALLERY.name}/README.md)"
-    return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY.name}/README.md).\n"
+    return f"{sentence}\n\n{picture}\n\n{grid}\n{title}; [all figures]({GALLERY.name}/README.md).\n"
