@@ -133,21 +133,6 @@ def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
     assert verdict(25.0).verdict == UNDECIDED and "panel is not among" in verdict(25.0).reason
 
 
-def test_a_rank_correlation_is_as_sure_as_the_order_of_its_numbers():
-    shown = claim("rank", [cell("simscore", variant="baseline"), cell("kept", variant="fitted")], POSITIVE, POSITIVE)
-
-    def there(*kept, error=0.01):
-        series = {("simscore", "baseline"): (0.1, 0.2, 0.3, 0.4), ("kept", "fitted"): kept}
-        cells = [(*names, at, value) for names, values in series.items() for at, value in enumerate(values)]
-        return scene(*(made(metric, x, x - error, x + error, variant=name, at=at) for metric, name, at, x in cells))
-
-    falling = judge(shown, there(0.9, 0.7, 0.8, 0.1))
-    assert falling.verdict == OTHER and falling.found.value == pytest.approx(-0.8)
-    assert judge(shown, there(0.1, 0.5, 0.7, 0.9)).verdict == AGREES
-    assert judge(shown, there(0.1, 0.5, 0.7, 0.9, error=2)).verdict == UNDECIDED
-    assert judge(shown, there(0.1, 0.5)).verdict == UNMEASURED
-
-
 def test_paired_differences_come_before_independent_ones():
     rows = [made("average", value, value - 4, value + 4, variant=name) for name, value in (("a", 60.0), ("b", 58.0))]
     against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto", "variant": "a"}

@@ -7,10 +7,12 @@ import pytest
 from scipy import stats
 
 from pipeline.statistics import (
+    Estimate,
     estimate,
     mean_of,
     of_turns,
     paired_difference,
+    rank_correlation,
     ratio,
     ratio_of_repeats,
     ratio_of_turns,
@@ -86,3 +88,13 @@ def test_means_of_estimates_and_ratios_over_documents_cover():
 
     assert 0.925 < coverage(average, (0.3 + 0.6 + 0.8) / 3) < 0.975
     assert 0.91 < coverage(closeness, math.exp(0.125)) < 0.975
+
+
+def test_a_rank_correlation_is_as_sure_as_the_order_of_its_numbers():
+    def of(kept, error=0.01):
+        first, second = ([Estimate(x, None, x - error, x + error) for x in each] for each in ((1, 2, 3, 4), kept))
+        return rank_correlation(first, second)
+
+    assert of((9, 7, 8, 1))[2:] == pytest.approx((-0.8, -0.8))
+    assert of((1, 5, 7, 9)).value == pytest.approx(1)
+    assert of((1, 5, 7, 9), error=9).low < 0

@@ -119,7 +119,6 @@ class Scene:
         for name in ("metric", "kv_cache", "point"):
             rows = rows[rows[name] == cell.get(name, rows[name])]
         rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
-        rows = rows[rows["depth"].between(*cell["depths"])] if "depths" in cell else rows
         others = []
         for name, words in _PLACES.items():
             if name in cell and len(rows):

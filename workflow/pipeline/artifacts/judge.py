@@ -34,7 +34,7 @@ from pipeline.artifacts.metrics import show_interval
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import PROJECT
 from pipeline.artifacts.writers import Grid, Table
-from pipeline.statistics import Estimate, exact, independent_ratio, rank_correlation
+from pipeline.statistics import Estimate, exact, independent_ratio
 from swiftkv.cost import Dimensions
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -131,11 +131,6 @@ def _quantities(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remark
     """Estimate what a claim makes of its rows, of one that rises also its deepest fall."""
     if claim.how == "rises":
         return _rises(rows[0], remarks)
-    if claim.how == "rank":
-        both = rows[0].merge(rows[1], on="at", suffixes=("_0", "_1"))
-        if len(both) < 3:
-            raise Unmeasured("fewer than three layers have both numbers")
-        return [rank_correlation(*([interval(row, side) for _, row in both.iterrows()] for side in ("_0", "_1")))]
     if claim.how in ("most", "least"):
         values = rows[0]["value"]
         return [interval(rows[0].loc[values.idxmax() if claim.how == "most" else values.idxmin()])]

@@ -8,13 +8,13 @@ from itertools import permutations, product
 import pandas as pd
 
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.frame import Row, cells, row, saved_bits
+from pipeline.artifacts.frame import Row, cells, interval, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Entry, Files, Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
-from pipeline.statistics import bootstrapped_ratio
+from pipeline.statistics import bootstrapped_ratio, rank_correlation
 from swiftkv.errors import UserError
 
 TITLES = {
@@ -39,15 +39,12 @@ def make(entry: Entry, files: Files) -> Drawing:
     metrics = dict(iter(numbers.rows.groupby("metric")))
     numbers.add(differences(readings))
     rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
-    layers, scores = (
-        rows["at"].max(),
-        metrics["simscore"].set_index("at")["value"],
-    )  # the unchanged model has all layers
-    rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]], simscore=rows["at"].map(scores))
+    layers, scores = rows["at"].max(), metrics["simscore"]  # the unchanged model has all layers
+    rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
     tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
     rows = rows[rows["at"] < layers].sort_values("at")
     squad, height = rows[rows["point"] == "squad"], -(-len(tasks) // 2)
-    numbers.add(correlations(squad, entry["share"]))
+    numbers.add(correlations(squad, scores, entry["share"]))
     handles = [handle(name, **look(name).line) for name in names]
     handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
     handles.append(handle("SimScore (Eq. 1)", color="black"))
@@ -73,7 +70,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     for number, (metric, (color, _)) in enumerate(HEADS.items()):
         bars = metrics[metric].drop_duplicates("at")
         strip.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color)
-    strip.plot(scores.index, scores, color="black")
+    strip.plot(scores["at"], scores["value"], color="black")
     family = entry["families"][-1]
     draw_curve(strip, squad[squad["variant"] == family], look(family))
     strip.set(title=f"Heads and SimScore by layer, SQuAD in chats by $l$ ({family})", xlabel="$l$", xlim=(0, layers))
@@ -97,17 +94,18 @@ def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:
     return curve if pd.isna(below) else curve[curve["at"] > below]
 
 
-def correlations(squad: pd.DataFrame, share: float) -> Iterator[Row]:
+def correlations(squad: pd.DataFrame, scores: pd.DataFrame, share: float) -> Iterator[Row]:
     """Spearman's rank correlation of SimScore and what a family keeps, over all l, and up to the smallest l that keeps `share`.
 
     `at` is the largest l.
     """
-    for variant, curve in squad[squad["variant"].isin(FAMILIES)].groupby("variant", sort=False):
+    both = squad[squad["variant"].isin(FAMILIES)].merge(scores, on="at", suffixes=("", "_scored"))
+    for variant, curve in both.groupby("variant", sort=False):
         for most in pd.Series([lasting(curve, share)["at"].min(), curve["at"].max()]).dropna().unique():
             part = curve[curve["at"] <= most]
-            value = part["value"].corr(part["simscore"], "spearman")
-            known = part.iloc[0][["model", "variant", "point", "file"]]
-            yield cells("simscore_correlation", value, at=most, n=len(part), **known)
+            sides = ([interval(row, side) for _, row in part.iterrows()] for side in ("", "_scored"))
+            known = part.iloc[0][["model", "variant", "point", "kv_cache", "conditions", "file"]]
+            yield cells("simscore_correlation", rank_correlation(*sides), at=most, n=len(part), **known)
 
 
 def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str]:
