@@ -1,9 +1,11 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from score_helpers import byte_tokenizer
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
@@ -11,8 +13,9 @@ from transformers import AutoTokenizer
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import engine_environment
+from pipeline.measure.point import BASELINE, engine_environment
 from pipeline.measure.run import cost, headline
+from pipeline.measure.turns import OWN
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
@@ -183,3 +186,21 @@ def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     tokens = [5, 0, 511, 17]
     assert len(tokenizer) == 512 and tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens
+
+
+def test_answers_are_scored_by_the_best_of_the_accepted_ones(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    passage = {"role": "user", "content": "Title: Sky\nBackground: Blue.\nQuestion: Which?"}
+    chat = {"messages": [passage, {"role": "assistant", "content": "red\nlight blue"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat))
+
+    def in_turns(jobs, warm_up):
+        answers = {OWN: "A blue.", BASELINE: "Light Blue!"}
+        ids = {side: [tokenizer(text)["input_ids"]] for side, text in answers.items()}
+        return {side: [{"tokens": ids[side], "first_token_seconds": 0.2}] for side in ids}
+
+    run = SimpleNamespace(subject=subject(tmp_path), chats=tmp_path / "chats.jsonl", in_turns=in_turns)
+    result = point("answer", questions=4, draw={"items": 1, "seed": 0}).numbers(run)
+    assert result["answers"] == {"text": ["A blue."], "exact_match": [0], "f1": [pytest.approx(2 / 3)]}
+    assert result["baseline_answers"]["exact_match"] == [1]

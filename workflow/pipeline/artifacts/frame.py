@@ -26,6 +26,7 @@ from pipeline.statistics import (
     bootstrapped_ratio,
     estimate,
     exact,
+    mean_and_stderr,
     of_turns,
     ratio_of_repeats,
     ratio_of_turns,
@@ -320,24 +321,23 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 
 
 def _answer(record: Record, base: Record | None) -> Found:
-    """Also the baseline's answer, where both took turns."""
+    """Also the baseline's, where both took turns. `part` is the question; `value` of an answer is its F1."""
     turns = record.turns("ms")
-    cases: dict[str, Row] = {"": {}}
-    if record.value("baseline_text") is not None:
-        cases = {"baseline_": dict(zip(("variant", "kv_cache"), BASELINE, strict=True)), **cases}
-    for side, case in cases.items():
-        yield (
-            {
-                "answer": record.value(f"{side}text") or "(empty)",
-                "answer_tokens": record.value(f"{side}tokens"),
-                "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
-            },
-            case,
-        )
-        for metric, unit in (("first_token_ms", "ms"), ("answer_seconds", "seconds")):
-            samples = record.value(f"{side}samples_{unit}") or []
-            middle = _median(statistics.median(samples), samples) if samples else None
-            yield {metric: middle}, {"n": len(samples), **case}
+    for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
+        if not (answers := record.value(f"{side}answers")):
+            continue
+        right, overlap = answers["exact_match"], answers["f1"]
+        for place, (asked, text) in enumerate(zip(record.result["asked"], answers["text"], strict=True)):
+            more = {"at": place, "part": "\n".join(asked), "text": f"{text} ({overlap[place]:.2f})"}
+            yield {"answer": overlap[place]}, more | case
+        values = {
+            "exact_match": Estimate(*mean_and_stderr(right), *wilson(sum(right), len(right))).scaled(100),
+            "f1": estimate(*mean_and_stderr(overlap), len(overlap)).scaled(100),
+            "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
+        }
+        yield values, {"n": len(right), **case}
+        samples = record.value(f"{side}samples_ms") or []
+        yield {"first_token_ms": _median(statistics.median(samples), samples)}, {"n": len(samples), **case}
 
 
 def _latency(record: Record, base: Record | None) -> Found:

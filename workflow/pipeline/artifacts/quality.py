@@ -149,6 +149,11 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             close = ratio(sums, mine["positions"])
             more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
             yield cells(measure, estimate(**close).scaled(factor), **more, **known)
+    mine, theirs = (_result(found, case, "answer") for case in both)
+    if mine and theirs and mine["asked"] == theirs["asked"]:
+        for metric in ("exact_match", "f1"):
+            apart = paired_difference(mine["answers"][metric], theirs["answers"][metric])
+            yield cells(metric, apart.scaled(100), file=_files(found, both, ["answer"]), **known)
     if first.model == second.model and (kept := _kept_apart(found, first, second)):
         yield cells("passage_kept_percent", kept.scaled(100), file=_files(found, both, ["reading"]), **known)
 
