@@ -112,7 +112,7 @@ def test_answers_stand_side_by_side_and_their_differences_are_paired(tmp_path):
     entry = resolved("table", models=["small"], variants=[*variants], points=["passages"], panels=panels)
     records = []
     for variant, right in variants.items():
-        answers = {"text": [f"by {variant}", "b", ""], "exact_match": right, "f1": [0.5, 1, 0]}
+        answers = {"text": [f"by {variant}", "b", ""], "exact_match": right, "contained": right, "f1": [0.5, 1, 0]}
         result = {"asked": [["?", "a", "b"], ["!", "c"], [".", "d"]], "answers": answers, "samples_ms": [5]}
         records.append(record("answer", LLAMA, variant, result, settings={"point": "passages"}, engine={}, cost={}))
     asked, differences = made(entry, serving=saved(tmp_path, records)).grids

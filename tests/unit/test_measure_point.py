@@ -196,11 +196,13 @@ def test_answers_are_scored_by_the_best_of_the_accepted_ones(tmp_path):
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat))
 
     def in_turns(jobs, warm_up):
-        answers = {OWN: "A blue.", BASELINE: "Light Blue!"}
+        answers = {OWN: "It is light blue.", BASELINE: "The Light Blue!"}
         ids = {side: [tokenizer(text)["input_ids"]] for side, text in answers.items()}
         return {side: [{"tokens": ids[side], "first_token_seconds": 0.2}] for side in ids}
 
     run = SimpleNamespace(subject=subject(tmp_path), chats=tmp_path / "chats.jsonl", in_turns=in_turns)
     result = point("answer", questions=4, draw={"items": 1, "seed": 0}).numbers(run)
-    assert result["answers"] == {"text": ["A blue."], "exact_match": [0], "f1": [pytest.approx(2 / 3)]}
-    assert result["baseline_answers"]["exact_match"] == [1]
+    found = [
+        [result[side][name] for name in ("exact_match", "contained", "f1")] for side in ("answers", "baseline_answers")
+    ]
+    assert found == [[[0], [1], [pytest.approx(2 / 3)]], [[1], [1], [1]]]

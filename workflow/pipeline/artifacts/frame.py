@@ -321,21 +321,20 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 
 
 def _answer(record: Record, base: Record | None) -> Found:
-    """Also the baseline's, where both took turns. `part` is the question; `value` of an answer is its F1."""
+    """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
     for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
         if not (answers := record.value(f"{side}answers")):
             continue
-        right, overlap = answers["exact_match"], answers["f1"]
+        f1, n = answers["f1"], len(answers["f1"])
         for place, (asked, text) in enumerate(zip(record.result["asked"], answers["text"], strict=True)):
-            more = {"at": place, "part": "\n".join(asked), "text": f"{text} ({overlap[place]:.2f})"}
-            yield {"answer": overlap[place]}, more | case
+            yield {"answer": f"{text} ({f1[place]:.2f})"}, {"at": place, "part": "\n".join(asked), **case}
         values = {
-            "exact_match": Estimate(*mean_and_stderr(right), *wilson(sum(right), len(right))).scaled(100),
-            "f1": estimate(*mean_and_stderr(overlap), len(overlap)).scaled(100),
-            "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
+            name: Estimate(*mean_and_stderr(answers[name]), *wilson(sum(answers[name]), n)).scaled(100)
+            for name in ("exact_match", "contained")
         }
-        yield values, {"n": len(right), **case}
+        yield values | {"f1": estimate(*mean_and_stderr(f1), n).scaled(100)}, {"n": n, **case}
+        yield {"first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns)}, case
         samples = record.value(f"{side}samples_ms") or []
         yield {"first_token_ms": _median(statistics.median(samples), samples)}, {"n": len(samples), **case}
 

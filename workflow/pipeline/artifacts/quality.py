@@ -151,7 +151,7 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             yield cells(measure, estimate(**close).scaled(factor), **more, **known)
     mine, theirs = (_result(found, case, "answer") for case in both)
     if mine and theirs and mine["asked"] == theirs["asked"]:
-        for metric in ("exact_match", "f1"):
+        for metric in ("exact_match", "contained", "f1"):
             apart = paired_difference(mine["answers"][metric], theirs["answers"][metric])
             yield cells(metric, apart.scaled(100), file=_files(found, both, ["answer"]), **known)
     if first.model == second.model and (kept := _kept_apart(found, first, second)):

@@ -172,7 +172,8 @@ class Decode(Batches):
 class Answer(Point):
     """Questions about a passage each, as a user asks them: answers, and the times to first tokens (ms).
 
-    Answers are scored as SQuAD's are, by the best of the accepted ones after its normalization. Not in the paper.
+    Answers are scored as SQuAD's are, by the best of the accepted ones after its normalization; a small model writes
+    sentences, so it also counts whether an accepted answer is contained. Not in the paper.
     """
 
     alone = True
@@ -184,7 +185,13 @@ class Answer(Point):
         Raises:
             UserError: the file of questions is missing or damaged.
         """
-        from transformers.data.metrics.squad_metrics import compute_exact, compute_f1
+        from transformers.data.metrics.squad_metrics import compute_exact, compute_f1, normalize_answer
+
+        scores = {
+            "exact_match": compute_exact,
+            "contained": lambda right, text: int(f" {normalize_answer(right)} " in f" {normalize_answer(text)} "),
+            "f1": compute_f1,
+        }
 
         (_, output), tokenizer, size = self.lengths, load_tokenizer(run.subject.folder), self.settings.batch
         drawn = choose_questions(run.chats, **self.settings.draw)[: self.settings.questions]
@@ -197,7 +204,7 @@ class Answer(Point):
             texts = tokenizer.batch_decode(sum((reply["tokens"] for reply in replies), []), skip_special_tokens=True)
             answers[side] = {"text": texts} | {
                 name: [max(score(right, text) for right in asked[3:]) for asked, text in zip(drawn, texts, strict=True)]
-                for name, score in (("exact_match", compute_exact), ("f1", compute_f1))
+                for name, score in scores.items()
             }
         first = samples(found, "ms", lambda reply: 1000 * reply["first_token_seconds"])
         return {
