@@ -336,7 +336,7 @@ def _answer(record: Record, base: Record | None) -> Found:
         yield values | {"f1": estimate(*mean_and_stderr(f1), n).scaled(100)}, {"n": n, **case}
         yield {"first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns)}, case
         samples = record.value(f"{side}samples_ms") or []
-        yield {"first_token_ms": _median(statistics.median(samples), samples)}, {"n": len(samples), **case}
+        yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
 def _latency(record: Record, base: Record | None) -> Found:

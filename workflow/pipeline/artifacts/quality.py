@@ -126,6 +126,11 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
     known = first._asdict() | against
+    mine, theirs = (_result(found, case, "answer") for case in both)
+    if mine and theirs and mine["asked"] == theirs["asked"]:
+        for metric in ("exact_match", "contained", "f1"):
+            changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
+            yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
     apart = {}
     for task, settings in entry.get("tasks", {}).items():
         questions = [_result(found, case, task).get("questions") for case in both]
@@ -149,11 +154,6 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             close = ratio(sums, mine["positions"])
             more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
             yield cells(measure, estimate(**close).scaled(factor), **more, **known)
-    mine, theirs = (_result(found, case, "answer") for case in both)
-    if mine and theirs and mine["asked"] == theirs["asked"]:
-        for metric in ("exact_match", "contained", "f1"):
-            apart = paired_difference(mine["answers"][metric], theirs["answers"][metric])
-            yield cells(metric, apart.scaled(100), file=_files(found, both, ["answer"]), **known)
     if first.model == second.model and (kept := _kept_apart(found, first, second)):
         yield cells("passage_kept_percent", kept.scaled(100), file=_files(found, both, ["reading"]), **known)
 
