@@ -324,18 +324,18 @@ def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
     for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
-        if not (answers := record.value(f"{side}answers")):
+        answers, samples = (record.value(f"{side}{name}") for name in ("answers", "samples_ms"))
+        if not (answers and samples):
             continue
         f1, n = answers["f1"], len(answers["f1"])
         for place, (asked, text) in enumerate(zip(record.result["asked"], answers["text"], strict=True)):
-            yield {"answer": f"{text} ({f1[place]:.2f})"}, {"at": place, "part": "\n".join(asked), **case}
+            yield {"answer": f"{text} (F1 {f1[place]:.2f})"}, {"at": place, "part": "\n".join(asked), **case}
         values = {
             name: Estimate(*mean_and_stderr(answers[name]), *wilson(sum(answers[name]), n)).scaled(100)
             for name in ("exact_match", "contained")
         }
         yield values | {"f1": estimate(*mean_and_stderr(f1), n).scaled(100)}, {"n": n, **case}
         yield {"first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns)}, case
-        samples = record.value(f"{side}samples_ms") or []
         yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
