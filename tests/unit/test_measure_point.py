@@ -10,6 +10,7 @@ from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
+from pipeline.measure import offline
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
@@ -188,21 +189,17 @@ def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):
     assert len(tokenizer) == 512 and tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens
 
 
-def test_answers_are_scored_by_the_best_of_the_accepted_ones(tmp_path):
-    tokenizer = byte_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    passage = {"role": "user", "content": "Title: Sky\nBackground: Blue.\nQuestion: Which?"}
-    chat = {"messages": [passage, {"role": "assistant", "content": "red\nlight blue"}]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(chat))
-
-    def in_turns(jobs, warm_up):
-        answers = {OWN: "It is light blue.", BASELINE: "The Light Blue!"}
-        ids = {side: [tokenizer(text)["input_ids"]] for side, text in answers.items()}
-        return {side: [{"tokens": ids[side], "first_token_seconds": 0.2}] for side in ids}
-
-    run = SimpleNamespace(subject=subject(tmp_path), chats=tmp_path / "chats.jsonl", in_turns=in_turns)
-    result = point("answer", questions=4, draw={"items": 1, "seed": 0}).numbers(run)
-    found = [
-        [result[side][name] for name in ("exact_match", "contained", "f1")] for side in ("answers", "baseline_answers")
+def test_answers_are_scored_by_the_best_of_the_accepted_ones(monkeypatch):
+    tokenizer, asked = byte_tokenizer(), ["Title: T", "Background: B", "Question: Q", "red", "light blue"]
+    monkeypatch.setattr(offline, "load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(offline, "choose_questions", lambda chats: [asked])
+    texts = {OWN: "It is light blue.", BASELINE: "The Light Blue!"}
+    ids = {side: [tokenizer(text)["input_ids"]] for side, text in texts.items()}
+    replies = {side: [{"tokens": tokens, "first_token_seconds": 1}] for side, tokens in ids.items()}
+    run = SimpleNamespace(subject=SimpleNamespace(folder=""), chats="", in_turns=lambda jobs, warm_up: replies)
+    result = point("answer", questions=1, draw={}).numbers(run)
+    scores = [
+        [result[side][name][0] for name in ("exact_match", "contained", "f1")]
+        for side in ("answers", "baseline_answers")
     ]
-    assert found == [[[0], [1], [pytest.approx(2 / 3)]], [[1], [1], [1]]]
+    assert scores == [[0, 1, pytest.approx(2 / 3)], [1, 1, 1]]
