@@ -116,7 +116,11 @@ def test_answers_stand_side_by_side_and_their_differences_are_paired(tmp_path):
         result = {"asked": [["?", "a", "b"], ["!", "c"], [".", "d"]], "answers": answers, "samples_ms": [5]}
         records.append(record("answer", LLAMA, variant, result, settings={"point": "passages"}, engine={}, cost={}))
     asked, differences = made(entry, serving=saved(tmp_path, records)).grids
-    assert asked.frame.to_numpy().tolist()[0] == ["?\na\nb", "by baseline (F1 0.50)", "by swiftkv-50 (F1 0.50)"]
+    assert asked.frame.to_numpy().tolist()[0] == [
+        "?\nAccepted: a / b",
+        "by baseline (F1 0.50)",
+        "by swiftkv-50 (F1 0.50)",
+    ]
     assert "≈ -33\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}143" in text(differences)[0]
 
 

@@ -329,7 +329,10 @@ def _answer(record: Record, base: Record | None) -> Found:
             continue
         f1, n = answers["f1"], len(answers["f1"])
         for place, (asked, text) in enumerate(zip(record.result["asked"], answers["text"], strict=True)):
-            yield {"answer": f"{text} (F1 {f1[place]:.2f})"}, {"at": place, "part": "\n".join(asked), **case}
+            yield (
+                {"answer": f"{text} (F1 {f1[place]:.2f})"},
+                {"at": place, "part": f"{asked[0]}\nAccepted: {' / '.join(asked[1:])}", **case},
+            )
         values = {
             name: Estimate(*mean_and_stderr(answers[name]), *wilson(sum(answers[name]), n)).scaled(100)
             for name in ("exact_match", "contained")
