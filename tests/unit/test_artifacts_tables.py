@@ -106,6 +106,24 @@ def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_pas
     assert made(entry, reading=saved(tmp_path, [records[0], other])).values.query("against != ''").empty
 
 
+def test_answers_stand_side_by_side_and_their_differences_are_paired(tmp_path):
+    panels = [{"columns": ["answer"], "rows": "questions"}, {"columns": ["exact_match"], "rows": "differences"}]
+    variants = {"baseline": [1, 1, 0], "swiftkv-50": [0, 1, 0]}
+    entry = resolved("table", models=["small"], variants=[*variants], points=["passages"], panels=panels)
+    records = []
+    for variant, right in variants.items():
+        answers = {"text": [f"by {variant}", "b", ""], "exact_match": right, "contained": right, "f1": [0.5, 1, 0]}
+        result = {"asked": [["?", "a", "b"], ["!", "c"], [".", "d"]], "answers": answers, "samples_ms": [5]}
+        records.append(record("answer", LLAMA, variant, result, settings={"point": "passages"}, engine={}, cost={}))
+    asked, differences = made(entry, serving=saved(tmp_path, records)).grids
+    assert asked.frame.to_numpy().tolist()[0] == [
+        "?\nAccepted: a / b",
+        "by baseline (F1 0.50)",
+        "by swiftkv-50 (F1 0.50)",
+    ]
+    assert "≈ -33\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}143" in text(differences)[0]
+
+
 def test_a_task_that_could_not_be_asked_says_why_and_is_in_no_average(tmp_path):
     entry, scores, fidelity = quality()
     gone = score(LLAMA, "swiftkv-50", "winogrande", 0.5, reason=REASON)

@@ -182,7 +182,8 @@ def serving(config, point, model, variant, kv_cache):
         "threads": 2,
         **run.recorded_settings(run.read_point(point, asked, gpus=gpus, threads=2)),
     }
-    result = helpers.shipped(f"serving/{SHIPPED.get(asked['measure'], asked['measure'])}/*/baseline/*.json")
+    shown = "*" if asked["measure"] == "answer" else "baseline"
+    result = helpers.shipped(f"serving/{SHIPPED.get(asked['measure'], asked['measure'])}/*/{shown}/*.json")
     engine = {"vllm": "0.32.0", "attention_backend": "X", "compilation": "eager", "kv_cache_tokens": 1000,
               "plugin": "swiftkv"}  # fmt: skip
     cost = {"request_speedup_limit": 1.5, "prefill_speedup_limit": 1.9, "capacity_limit": 1.3}

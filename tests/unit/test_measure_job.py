@@ -59,7 +59,7 @@ class Scale:
             output.unlink(missing_ok=True)
         measure_points(**{
             "settings": settings, "model": "tiny", "title": "Tiny", "variant": variant, "kv_cache": "auto",
-            "source": self.folder / "source.json", "checkpoint": None, "baseline": None, "heldout": None,
+            "source": self.folder / "source.json", "checkpoint": None, "baseline": None, "chats": None,
             "start_timeout": 9, "threads": 1, "gpus": gpus, "log": self.folder / "vllm.log",
             "state": self.folder / "state", "outputs": list(outputs.values()),
         } | changes)  # fmt: skip
@@ -195,7 +195,7 @@ def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, 
     chats = scale.folder / "chats.jsonl"
     scale.points["slow"] |= {"dataset": "heldout", "input_tokens": 300}
     chats.touch()
-    given = {"heldout": chats, "gpus": int(change == "GPU")}
+    given = {"chats": chats, "gpus": int(change == "GPU")}
     ended(scale, asked, (200, 1), "slow", "slower", **given)
     if change in CHANGES:
         module, name, value = CHANGES[change]

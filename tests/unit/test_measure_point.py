@@ -1,18 +1,22 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from score_helpers import byte_tokenizer
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
+from pipeline.measure import offline
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import engine_environment
+from pipeline.measure.point import BASELINE, engine_environment
 from pipeline.measure.run import cost, headline
+from pipeline.measure.turns import OWN
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
@@ -183,3 +187,19 @@ def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     tokens = [5, 0, 511, 17]
     assert len(tokenizer) == 512 and tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens
+
+
+def test_answers_are_scored_by_the_best_of_the_accepted_ones(monkeypatch):
+    tokenizer, asked = byte_tokenizer(), ["Title: T", "Background: B", "Question: Q", "red", "light blue"]
+    monkeypatch.setattr(offline, "load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(offline, "choose_questions", lambda chats: [asked])
+    texts = {OWN: "It is light blue.", BASELINE: "The Light Blue!"}
+    ids = {side: [tokenizer(text)["input_ids"]] for side, text in texts.items()}
+    replies = {side: [{"tokens": tokens, "first_token_seconds": 1}] for side, tokens in ids.items()}
+    run = SimpleNamespace(subject=SimpleNamespace(folder=""), chats="", in_turns=lambda jobs, warm_up: replies)
+    result = point("answer", questions=1, draw={}).numbers(run)
+    scores = [
+        [result[side][name][0] for name in ("exact_match", "contained", "f1")]
+        for side in ("answers", "baseline_answers")
+    ]
+    assert scores == [[0, 1, pytest.approx(2 / 3)], [1, 1, 1]]

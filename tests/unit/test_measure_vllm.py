@@ -35,7 +35,7 @@ def command(source, tmp_path, **points):
     options = {
         "settings": ServingSettings("original", None, False, None, asked).text,
         **{"model": "tiny", "title": "Tiny", "variant": "baseline", "kv-cache": "auto", "source": source},
-        **{"heldout": tmp_path / "heldout.jsonl", "start-timeout": 300, "threads": 1, "gpus": 0},
+        **{"chats": tmp_path / "chats.jsonl", "start-timeout": 300, "threads": 1, "gpus": 0},
         **{"log": tmp_path / "vllm.log", "state": tmp_path / "state"},
     }
     words = [str(word) for option, value in options.items() for word in (f"--{option}", value)]
@@ -53,10 +53,13 @@ def measured(source, tmp_path, **points):
 
 
 def test_points_of_one_engine(source, tmp_path):
-    question = {"repeats": 2, "question": "Why is the sky blue?"}
+    questions = {"questions": 3, "batch": 2, "draw": {"items": 5, "seed": 1}}
+    passage = {"role": "user", "content": "Title: Sky\nBackground: It is blue.\nQuestion: Which color?"}
+    chat = {"messages": [passage, {"role": "assistant", "content": "blue"}]}
+    (tmp_path / "chats.jsonl").write_text(3 * f"{json.dumps(chat)}\n")
     sizes = {"batch_sizes": [1, 4], "repeats": 3, "input_tokens": 64, "output_tokens": 12}
     throughput, decode, answer, capacity = measured(
-        source, tmp_path, throughput={"total_tokens": 520}, decode=sizes, answer=question, kv_capacity={}
+        source, tmp_path, throughput={"total_tokens": 520}, decode=sizes, answer=questions, kv_capacity={}
     )
     assert (tmp_path / "vllm.log").read_text().count("Initializing a V1 LLM engine") == 1
 
@@ -75,9 +78,9 @@ def test_points_of_one_engine(source, tmp_path):
         assert len(samples) == 3 and min(samples) > 0 and middle in samples
 
     result = answer["result"]
-    assert answer["settings"]["question"] == question["question"] and 5 < result["prompt_tokens"] <= 100
-    assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
-    assert 0 < result["first_token_ms"] / 1000 <= result["seconds"]
+    assert result["asked"] == [["Question: Which color?", "blue"]] * 3 and result["baseline_answers"] is None
+    assert len(result["answers"]["text"]) == 3 and len(result["samples_ms"]) == 2  # batches
+    assert result["answers"]["f1"] == [0, 0, 0]  # of random weights
 
     assert capacity["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
     assert capacity["result"]["kv_cache_tokens"] == capacity["engine"]["kv_cache_tokens"] > 0

@@ -26,7 +26,7 @@ def questions(tmp_path):
         {
             "messages": [
                 {"role": "user", "content": f"Title: T{n}\nBackground: Passage {n}.\n\nMore.\nQuestion: Which {n}?"},
-                {"role": "assistant", "content": f"{n} of them all"},
+                {"role": "assistant", "content": f"{n} of them all\n{n}"},
             ]
         }
         for n in range(6)

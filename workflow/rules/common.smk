@@ -261,9 +261,13 @@ def measured_alone(points):
 
 
 def chats_file(w, points):
-    """The held-out chats, where a point does not send random tokens."""
-    sends_chats = any(getattr(scale.serving.points[point], "dataset", None) for point in points or [w.point])
-    return "<results>/data/heldout.jsonl" if sends_chats else []
+    """The chats that points send, of which one engine has one kind; none where all send random tokens."""
+    files = {
+        "heldout": "<results>/data/heldout.jsonl",
+        "reading": f"<results>/data/{scale.reading.data}/train.jsonl",
+    }
+    sent = {getattr(scale.serving.points[point], "dataset", None) for point in points or [w.point]}
+    return [file for name, file in files.items() if name in sent]
 
 
 def serving_json(w, points):

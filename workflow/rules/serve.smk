@@ -1,7 +1,8 @@
 """Serving with vLLM: every point of the configuration, whatever it measures (Sections 4.3 and 5.1, Appendix B.2).
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}; for models served without
-                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl
+                 weights only their architecture file; for points with `dataset` <results>/data/heldout.jsonl or
+                 <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
 
@@ -77,7 +78,7 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
                 --source {input.source:q} \
                 --checkpoint {input.served:q} \
                 --baseline {input.baseline:q} \
-                --heldout {input.chats:q} \
+                --chats {input.chats:q} \
                 --start-timeout {params.start_timeout} \
                 --threads {threads} \
                 --gpus {params.gpus} \

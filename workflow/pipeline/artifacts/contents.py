@@ -124,7 +124,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     if entry.pop("variants", None):
         entry["cases"] = entry["parts"][0]["cases"]
     # Served, scored, or both.
-    ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
+    ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw or "reading" in needed(raw))
     entry |= {"specs": {}, "unmeasured": {}, "recipes": {}}
     for model, variant, _ in rows(entry):
         spec, recipe = config.spec(model, variant), config.variants[variant].recipe

@@ -31,9 +31,9 @@ class Panel(Section):
 
     caption: Text | None = key("What it shows.", None)
     columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
-    rows: Literal["measured", "differences", "statements"] = key(
-        "A row a variant; differences to a reference of the same questions and chats; or what the sources state of the "
-        "artifact.",
+    rows: Literal["measured", "differences", "questions", "statements"] = key(
+        "A row a variant; differences to a reference of the same questions and chats; a row a question; or what the sources "
+        "state of the artifact.",
         "measured",
     )
     across: Literal["variant"] | None = key("variant: a column a variant and a row a model and point.", None)

@@ -25,6 +25,7 @@ from pipeline.statistics import (
     bootstrapped_ratio,
     estimate,
     exact,
+    mean_and_stderr,
     of_turns,
     ratio_of_repeats,
     ratio_of_turns,
@@ -321,23 +322,25 @@ def _middle(samples: Sequence[float], median: float) -> Estimate:
 
 
 def _answer(record: Record, base: Record | None) -> Found:
-    """Also the baseline's answer, where both took turns."""
+    """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
-    cases: dict[str, Row] = {"": {}}
-    if record.value("baseline_text") is not None:
-        cases = {"baseline_": dict(zip(("variant", "kv_cache"), BASELINE, strict=True)), **cases}
-    for side, case in cases.items():
-        yield (
-            {
-                "answer": record.value(f"{side}text") or "(empty)",
-                "answer_tokens": record.value(f"{side}tokens"),
-                "first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns),
-            },
-            case,
-        )
-        for metric, unit in (("first_token_ms", "ms"), ("answer_seconds", "seconds")):
-            samples = record.value(f"{side}samples_{unit}") or []
-            yield {metric: of_turns(samples) if samples else None}, {"n": len(samples), **case}
+    for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
+        answers, samples = (record.value(f"{side}{name}") for name in ("answers", "samples_ms"))
+        if not (answers and samples):
+            continue
+        f1, n = answers["f1"], len(answers["f1"])
+        for place, (asked, text) in enumerate(zip(record.result["asked"], answers["text"], strict=True)):
+            yield (
+                {"answer": f"{text} (F1 {f1[place]:.2f})"},
+                {"at": place, "part": f"{asked[0]}\nAccepted: {' / '.join(asked[1:])}", **case},
+            )
+        values = {
+            name: Estimate(*mean_and_stderr(answers[name]), *wilson(sum(answers[name]), n)).scaled(100)
+            for name in ("exact_match", "contained")
+        }
+        yield values | {"f1": estimate(*mean_and_stderr(f1), n).scaled(100)}, {"n": n, **case}
+        yield {"first_token_speedup": exact(1.0) if case else turns and ratio_of_turns(*turns)}, case
+        yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
 def _latency(record: Record, base: Record | None) -> Found:

@@ -126,6 +126,11 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
     known = first._asdict() | against
+    mine, theirs = (_result(found, case, "answer") for case in both)
+    if mine and theirs and mine["asked"] == theirs["asked"]:
+        for metric in ("exact_match", "contained", "f1"):
+            changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
+            yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
     apart = {}
     for task, settings in entry.get("tasks", {}).items():
         questions = [_result(found, case, task).get("questions") for case in both]

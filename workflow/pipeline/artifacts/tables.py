@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -147,6 +148,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
     """Return the table of an entry's panels; its title is `heading`'s where none is given."""
     entry, printed = shown.entry, []
     printers = {"measured": _measured, "differences": _differences, "statements": _statements, "variant": _by_point}
+    printers["questions"] = _questions
     for panel in entry["panels"]:
         grid = printers[panel.get("across") or panel.get("rows", "measured")](shown, panel)
         if len(grid.frame):
@@ -256,6 +258,15 @@ def _difference(shown: Shown, row: Row | None) -> str:
         return MISSING
     noise = row["low"] is None or row["low"] <= 0 <= row["high"]
     return " ".join(filter(None, [IN_NOISE * noise, shown.interval(row, "+"), row["text"]]))
+
+
+def _questions(shown: Shown, panel: Panel) -> Grid:
+    """A row a question with its accepted answers, a column a variant."""
+    answers = shown.rows[shown.rows["metric"] == "answer"]
+    cells = answers.pivot(index=["at", "part"], columns="variant", values="text").rename(
+        columns=partial(label, shown.entry)
+    )
+    return Grid(cells.reset_index("part", names=["", "Question,\naccepted answers"]))
 
 
 def _statements(shown: Shown, panel: Panel) -> Grid:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.config.checks import check_references
-from pipeline.config.points import Requests, Serving
+from pipeline.config.points import Answer, Requests, Serving
 from pipeline.config.settings import (
     Artifact,
     DataMix,
@@ -255,6 +255,8 @@ class Config(Section):
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
             asked["output_tokens"] = self.serving.output_tokens
+        if isinstance(point, Answer):
+            asked["draw"] = self.reading.model_dump(include={"items", "seed"})
         asked |= point.model_dump(exclude_unset=True, exclude_none=True)
         if self.in_turns(name):
             asked["in_turns"] = True

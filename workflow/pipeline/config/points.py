@@ -15,7 +15,6 @@ from swiftkv.section import (
     Section,
     Seed,
     Share,
-    Text,
     Unique,
     Whole,
     key,
@@ -171,11 +170,18 @@ class Decode(Requests):
 
 
 class Answer(Requests):
-    """One question, answered; input_tokens is the longest prompt that fits."""
+    """Questions about a passage each, answered; input_tokens is the longest prompt that fits."""
 
     measure: Literal["answer"]
-    question: Text = key("The whole message of the user, with the text that it asks about.")
-    repeats: Whole = key("Answers, each after one to warm up.")
+    questions: Whole = key("How many, the first that `reading` draws.")
+    batch: Whole = key("Questions that are sent at once.", 1)
+    dataset: Literal["reading"] = key("Where the questions come from.", "reading")
+    draw: dict[str, int] | None = key("Items and seed of the draw; those of `reading` are filled in.", None)
+
+    @property
+    def repeats(self) -> int:
+        """Batches: each is a turn."""
+        return math.ceil(self.questions / self.batch)
 
 
 _Kind = Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer

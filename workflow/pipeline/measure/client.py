@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from swiftkv.errors import UserError
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 # Special tokens stand at either end of a vocabulary: Llama-2's and SmolLM's first, Llama-3's last.
 MARGIN = 1000
+FORM = re.compile(r"(Title: .*)\n(Background: .*)\n(Question: .*)", re.DOTALL)
+INSTRUCTION = "Answer with a few words of the text."
 
 
 def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
@@ -69,6 +72,29 @@ def load_tokenizer(folder: str | Path) -> Any:
 def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
     """Token ids of a chat that begins with `message` and waits for the answer."""
     return tokenize_chat(tokenizer, [message], add_generation_prompt=True)
+
+
+def choose_questions(chats: Path, items: int, seed: int) -> list[list[str]]:
+    """Draw questions of SQuAD: title, passage, question, and each accepted answer.
+
+    Args:
+        chats: the questions as chats, with accepted answers on lines of their own.
+        items, seed: as `choose_chats` draws them.
+
+    Raises:
+        UserError: the file is missing or damaged, or a question is not of the form `FORM`.
+    """
+    found = []
+    for asked, answers in (chat["messages"] for chat in choose_chats(chats, items, seed)):
+        if not (form := FORM.fullmatch(asked["content"])):
+            raise UserError(f"every question of {chats} must have Title, Background and Question")
+        found.append([*form.groups(), *answers["content"].split("\n")])
+    return found
+
+
+def ask(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Token ids of texts with a question after them, in the chat template."""
+    return opening(tokenizer, {"role": "user", "content": "\n".join([*texts, INSTRUCTION])})
 
 
 def measure_rate(

@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own; `python -m pipeline.measure.engine_program ENGINE-ARGUMENTS PIPE` runs it.
 
 It does jobs, each a dictionary whose `do` names one of the functions below. Prompts are token ids, made before
-the clock starts: random ones, and outputs have a forced length, but where one prompt is answered. Sampling is greedy.
+the clock starts: random ones, and outputs have a forced length, but where questions are answered. Sampling is greedy.
 """
 
 from __future__ import annotations
@@ -63,16 +63,17 @@ def decode(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
 
 
 def reply(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
-    """Answer `prompt`, token ids, with at most `output` tokens, and time the first token and all of them.
+    """Answer `prompts`, token ids, at once with at most `output` tokens each, and time the first token.
 
-    The answer ends with one of the tokens `stop`, which belongs to it.
+    An answer ends with one of the tokens `stop`, which belongs to it.
     """
-    prompt: TokensPrompt = {"prompt_token_ids": job["prompt"]}
+    prompts: list[TokensPrompt] = [{"prompt_token_ids": ids} for ids in job["prompts"]]
     start = time.perf_counter()
-    steps = _steps(llm, [prompt], _greedy(job["output"], stop_token_ids=job["stop"]))
-    times = [(now - start, ids[0]) for now, ids in steps if ids]
-    (first, _), (last, tokens) = times[0], times[-1]
-    return {"tokens": tokens, "first_token_seconds": first, "seconds": last}
+    first = None
+    for now, ids in _steps(llm, prompts, _greedy(job["output"], stop_token_ids=job["stop"])):
+        if first is None and ids:
+            first = now - start
+    return {"tokens": ids, "first_token_seconds": first}
 
 
 JOBS = {function.__name__: function for function in (ready, throughput, decode, reply)}
@@ -81,17 +82,19 @@ JOBS = {function.__name__: function for function in (ready, throughput, decode, 
 def _steps(
     llm: LLM, prompts: Iterable[TokensPrompt], parameters: SamplingParams
 ) -> Iterator[tuple[float, list[list[int]]]]:
-    """Run requests to their ends; after each step, yield the time and the ids so far of those that have any."""
-    engine, ids = llm.llm_engine, {}
+    """Run requests to their ends; after each step, yield the time and the ids so far of those that have any, in order."""
+    engine, ids = llm.llm_engine, dict[str, list[int]]()
     for prompt in prompts:
-        engine.add_request(uuid.uuid4().hex, prompt, parameters)
+        name = uuid.uuid4().hex
+        ids[name] = []
+        engine.add_request(name, prompt, parameters)
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter()
         for output in outputs:
             if tokens := output.outputs[0].token_ids:
                 ids[output.request_id] = tokens
-        yield now, list(ids.values())
+        yield now, [tokens for tokens in ids.values() if tokens]
 
 
 def _prompts(llm: LLM, count: int, job: dict[str, Any]) -> list[TokensPrompt]:

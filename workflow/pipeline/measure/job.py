@@ -54,7 +54,7 @@ def measure_points(
     source: Path,
     checkpoint: Path | None,
     baseline: Path | None,
-    heldout: Path | None,
+    chats: Path | None,
     start_timeout: float,
     threads: int,
     gpus: int,
@@ -77,7 +77,7 @@ def measure_points(
         source: the model's source.json, or the file of its dimensions.
         checkpoint: folder to serve; without it, the model of `source`.
         baseline: folder of the baseline, for points that are measured in turns with it; without it, the model of `source`.
-        heldout: chats to send, for points with `dataset`.
+        chats: what points with `dataset` send.
         start_timeout: seconds a server may take until it answers.
         threads: processor threads.
         gpus: GPUs the model is spread over; 0 is the processor.
@@ -109,9 +109,9 @@ def measure_points(
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
             asked: dict[str, Any] = {"point": settings.points[point.name], "dtype": point.dtype}
             if getattr(point.settings, "dataset", None):
-                asked["chats"] = with_state({"local": str(heldout)})["files"]
+                asked["chats"] = with_state({"local": str(chats)})["files"]
             try:
-                record = kept.answer([point.name, asked], partial(measure, subject, point, engines, heldout))
+                record = kept.answer([point.name, asked], partial(measure, subject, point, engines, chats))
             except Exception as error:  # the others are measured all the same
                 engines.close()
                 if not isinstance(error, UserError):

@@ -46,7 +46,7 @@ class Latency(Point):
         command, environment = run.starts[OWN]
         start = partial(serving, command, name, run.engines.log, environment, self.start_timeout)
         server, (longest, output), folder = run.engines.get(OWN, start), self.lengths, run.subject.folder
-        chats = chat_prompts(folder, run.heldout, longest, self.seed) if self.settings.dataset else None
+        chats = chat_prompts(folder, run.chats, longest, self.seed) if self.settings.dataset else None
         vocabulary = run.subject.config["vocab_size"]
 
         def measure(rate: float) -> dict[str, Any]:

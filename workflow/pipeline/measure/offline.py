@@ -1,4 +1,4 @@
-"""Points measured on an engine without a server: batch throughput, single steps, one answer, and KV capacity.
+"""Points measured on an engine without a server: batch throughput, single steps, answers, and KV capacity.
 
 The paper's Figure 2 shows "the time per forward pass" "across a range of batch sizes", but the paper does not say what is
 in a batch. Here it is prompt tokens, the ones SwiftKV saves work on: one prompt of B tokens in one step of the engine.
@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipeline.measure.client import load_tokenizer, opening
+from pipeline.measure.client import ask, choose_questions, load_tokenizer
 from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
 from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
 from swiftkv.cost import GIBI, Dimensions, parameter_count, request_flops
-from swiftkv.errors import UserError
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
@@ -53,7 +52,8 @@ class Throughput(Point):
         """Warm up, then send all requests, as often as asked; the speed is that of the median time."""
         (prompt, output), subject = self.lengths, run.subject
         job = {"do": "throughput", "prompts": self.number_of_prompts, "seed": self.seed}
-        answers = run.in_turns(job | {"input": prompt, "output": output}, self.repeats(subject.variant), self.warm_up)
+        job |= {"input": prompt, "output": output}
+        answers = run.in_turns([job] * self.repeats(subject.variant), self.warm_up)
         gpus = hardware()["gpus"] if self.gpus else []
         peak = peak_tflops(gpus[0], self.dtype, subject.quantization) if gpus else None
         times = samples(answers, "seconds", itemgetter("seconds"))
@@ -121,8 +121,8 @@ class Batches(Point):
         answers: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in run.starts}
         for job in map(self.job, batches):
             if not self.each:
-                run.in_turns(job, 1)
-            for side, found in run.in_turns(job, repeats, job if self.each else None).items():
+                run.in_turns([job])
+            for side, found in run.in_turns([job] * repeats, job if self.each else None).items():
                 answers[side].append(found)
         scale = 1000 if self.unit == "ms" else 1
         times = samples(
@@ -170,40 +170,49 @@ class Decode(Batches):
 
 
 class Answer(Point):
-    """One question as a user asks it: the answer, and the time to its first token (ms) and its last (s). Not in the paper."""
+    """Questions about a passage each, as a user asks them: answers, and the times to first tokens (ms).
+
+    Answers are scored as SQuAD's are, by the best of the accepted ones after its normalization; a small model writes
+    sentences, so it also counts whether an accepted answer is contained. Not in the paper.
+    """
 
     alone = True
-    said = "first token after {first_token_ms:.0f} ms, {tokens} tokens after {seconds:.2f} s"
-
-    @property
-    def recorded(self) -> dict[str, Any]:
-        return {}
+    said = "first token after {first_token_ms:.0f} ms"
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        """The answers by side, and the times; greedy, so every turn gives the same answer.
+        """Ask each side the same questions, batch by batch in turns.
 
         Raises:
-            UserError: the question is longer than the point says.
+            UserError: the file of questions is missing or damaged.
         """
-        (longest, output), tokenizer = self.lengths, load_tokenizer(run.subject.folder)
-        prompt = opening(tokenizer, {"role": "user", "content": self.settings.question})
-        if len(prompt) > longest:
-            raise UserError(f"the question has {len(prompt)} tokens, more than input_tokens = {longest}")
-        job = {"do": "reply", "prompt": prompt, "output": output, "stop": [tokenizer.eos_token_id]}
-        found = run.in_turns(job, self.repeats(run.subject.variant), warm_up=job)
-        first = samples(found, "ms", lambda answer: 1000 * answer["first_token_seconds"])
-        whole = samples(found, "seconds", itemgetter("seconds"))
-        own, theirs = found[OWN][-1]["tokens"], found[BASELINE][-1]["tokens"] if BASELINE in found else None
+        from transformers.data.metrics.squad_metrics import compute_exact, compute_f1, normalize_answer
+
+        scores = {
+            "exact_match": compute_exact,
+            "contained": lambda right, text: int(f" {normalize_answer(right)} " in f" {normalize_answer(text)} "),
+            "f1": compute_f1,
+        }
+
+        (_, output), tokenizer, size = self.lengths, load_tokenizer(run.subject.folder), self.settings.batch
+        drawn = choose_questions(run.chats, **self.settings.draw)[: self.settings.questions]
+        prompts = [ask(tokenizer, texts[:3]) for texts in drawn]
+        job = {"do": "reply", "output": output, "stop": [tokenizer.eos_token_id]}
+        jobs = [job | {"prompts": prompts[start : start + size]} for start in range(0, len(prompts), size)]
+        found = run.in_turns(jobs, warm_up=job | {"prompts": prompts[:1], "output": 1})
+        answers = {}
+        for side, replies in found.items():
+            texts = tokenizer.batch_decode(sum((reply["tokens"] for reply in replies), []), skip_special_tokens=True)
+            answers[side] = {"text": texts} | {
+                name: [max(score(right, text) for right in asked[3:]) for asked, text in zip(drawn, texts, strict=True)]
+                for name, score in scores.items()
+            }
+        first = samples(found, "ms", lambda reply: 1000 * reply["first_token_seconds"])
         return {
-            "prompt_tokens": len(prompt),
-            "text": tokenizer.decode(own, skip_special_tokens=True),
-            "baseline_text": None if theirs is None else tokenizer.decode(theirs, skip_special_tokens=True),
-            "tokens": len(own),
-            "baseline_tokens": None if theirs is None else len(theirs),
+            "asked": [texts[2:] for texts in drawn],
+            "answers": answers[OWN],
+            "baseline_answers": answers.get(BASELINE),
             "first_token_ms": statistics.median(first["samples_ms"]),
-            "seconds": statistics.median(whole["samples_seconds"]),
             **first,
-            **whole,
         }
 
 
@@ -217,7 +226,7 @@ class KvCapacity(Point):
         return {}
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        run.in_turns({"do": "ready"}, 1)
+        run.in_turns([{"do": "ready"}])
         tokens, gib = cache_size(run.engines.text)
         if tokens is None:
             raise EngineFailure(

@@ -77,13 +77,13 @@ def engine_key(point: Point) -> str:
     return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
 
 
-def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | None = None) -> dict[str, Any]:
+def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None = None) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom", and so is what vLLM cannot do on this processor: "unavailable".
 
     Args:
-        heldout: chats to send, for points with `dataset`.
+        chats: what points with `dataset` send.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
@@ -101,7 +101,7 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
         memory = point.memory(subject)
         starts = {OWN: _start(subject, point, engines, memory)}
         command = printable(starts[OWN][0], subject.folder)
-        run = Run(subject, point, engines, memory, starts, heldout)
+        run = Run(subject, point, engines, memory, starts, chats)
         if subject.baseline is not None and point.in_turns:
             try:
                 theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))

@@ -56,7 +56,7 @@ class Run:
     Attributes:
         memory: the vLLM argument that sets it.
         starts: command and environment of vLLM, by side: of `OWN`, and of `BASELINE` where both are measured in turns.
-        heldout: chats to send, for points with `dataset`.
+        chats: what points with `dataset` send.
     """
 
     subject: Subject
@@ -64,12 +64,12 @@ class Run:
     engines: Engines
     memory: dict[str, Any]
     starts: Mapping[str, tuple[list[str], dict[str, str]]]
-    heldout: Path | None = None
+    chats: Path | None = None
 
     def in_turns(
-        self, job: Mapping[str, Any], repeats: int, warm_up: Mapping[str, Any] | None = None
+        self, jobs: Sequence[Mapping[str, Any]], warm_up: Mapping[str, Any] | None = None
     ) -> dict[str, list[dict[str, Any]]]:
-        """Each side's answers to a job of `engine_program`, in turns (A B B A ...), so that a slower minute meets both.
+        """Each side's answers to jobs of `engine_program`, in turns (A B B A ...), so that a slower minute meets both.
 
         Args:
             warm_up: a job before each: an engine's memory cools while it waits.
@@ -85,7 +85,7 @@ class Run:
         for program in programs.values():  # nothing starts while another is measured
             program.ask({"do": "ready"})
         answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
-        for turn in range(repeats):
+        for turn, job in enumerate(jobs):
             for side in reversed(list(programs)) if turn % 2 else programs:
                 if warm_up is not None:
                     programs[side].ask(warm_up)

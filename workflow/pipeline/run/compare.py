@@ -73,7 +73,7 @@ KEPT = Tolerance(share=0.05, absolute=0.03)  # of what texts save, summed over a
 NOT_COMPARED = re.compile(
     # names, words and answers, of which the numbers are compared
     r".*:(model\.title|settings\.\w+_example|result\.(what|criterion)|result\.answers\..*)"
-    r"|answer:result\.(baseline_)?(text|tokens)"
+    r"|answer:result\.baseline_answers\..*"
     # threads, number format and libraries of a machine
     r"|.*:settings\.(threads|ranks|command|memory|dtype)|.*:engine\.(vllm|attention_backend|has_flashinfer|kv_cache_gib|dtype)"
     r"|kv_capacity:result\.kv_cache_bytes|training:result\.(attention|gpus|accelerator)"

@@ -225,7 +225,7 @@ class Work:
         if point.measure == "decode":
             return (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
         if point.measure == "answer":
-            return 2 * repeats * (self.busy(prompt) + answer)
+            return repeats * (self.busy(point.batch * self.text.chat_tokens) + answer)
         seconds = 0.0
         for rate in sorted(getattr(point, "request_rates", ())):
             busy = self.busy(rate * (prompt + output))  # of each second

@@ -65,7 +65,7 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
         config: of the scale.
         place: folder of its reference run, or any folder of results.
         targets: artifacts, sets or files of them; none means all but those of a kind of
-            measurement that the run is without.
+            measurement, or of a serving point, that the run is without.
 
     Yields:
         The CSV of each artifact, and why it could not be drawn; None if it was.
@@ -78,7 +78,7 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     wanted = contents.named(config, targets) or [
         name
         for name in contents.names(config)
-        if all((place / Path(file).parts[0]).is_dir() for file in _measured(config, name))
+        if all(Path(place, *Path(file).parts[:2]).exists() for file in _measured(config, name))
     ]
     # Claims are judged by other tables, which come first.
     tables = {name: [Path(file).stem for file in contents.needs(config, name).get("tables", ())] for name in wanted}

@@ -25,11 +25,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
+from pipeline.measure.client import ask, choose_questions
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
 from pipeline.sources import read_source
-from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name
 from swiftkv.distill.fit import fitted_values
@@ -42,8 +42,6 @@ from swiftkv.spec import SwiftKVSpec
 ANSWER = 8  # tokens of an answer that count, at most
 CUE, NEXT = 16, 12  # words of an induction that come again, and those asked after them
 OTHERS = 3  # passages beside the right one
-FORM = re.compile(r"(Title: .*)\n(Background: .*)\n(Question: .*)", re.DOTALL)
-INSTRUCTION = "Answer with a few words of the text."
 
 
 class Document(NamedTuple):
@@ -62,8 +60,7 @@ class Item(NamedTuple):
 
 def question(tokenizer: Any, texts: Sequence[str], asked: str, answer: str) -> Document:
     """A question about texts, in the chat template."""
-    content = "\n".join([*texts, asked, INSTRUCTION])
-    prompt = tokenize_chat(tokenizer, [{"role": "user", "content": content}], add_generation_prompt=True)
+    prompt = ask(tokenizer, [*texts, asked])
     return Document((*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"][:ANSWER]), len(prompt))
 
 
@@ -71,23 +68,19 @@ def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item
     """Questions about a passage alone, and the first of them about it at a random place among three others.
 
     Raises:
-        UserError: the file is missing or damaged, or a question is not of the form `FORM`.
+        UserError: as `choose_questions`, or there are too few.
     """
     draw = random.Random(settings.seed)
-    read = [
-        (FORM.fullmatch(chat["messages"][0]["content"]), chat["messages"][1]["content"])
-        for chat in choose_chats(chats, settings.items, settings.seed)
-    ]
-    if not all(match for match, _ in read) or len(read) <= OTHERS:
-        raise UserError(f"{chats} must have more than {OTHERS} questions, each with Title, Background and Question")
+    read = choose_questions(chats, settings.items, settings.seed)
+    if len(read) <= OTHERS:
+        raise UserError(f"{chats} must have more than {OTHERS} questions")
     alone, among = [], []
-    for place, (match, answer) in enumerate(read):
-        title, passage, asked = match.groups()
+    for place, (title, passage, asked, answer, *_) in enumerate(read):
         without = question(tokenizer, [title], asked, answer)
         alone.append(Item(question(tokenizer, [title, passage], asked, answer), without))
         drawn = [read[place], *draw.sample(read[:place] + read[place + 1 :], OTHERS)]
         draw.shuffle(drawn)
-        texts = [text for other, _ in drawn for text in other.groups()[:2]]
+        texts = [text for other in drawn for text in other[:2]]
         among.append(Item(question(tokenizer, texts, asked, answer), without))
     return {"squad": alone, "among": among[: settings.among]}
 
