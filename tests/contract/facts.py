@@ -52,8 +52,6 @@ FACTS = (
     Fact(f"{V2}/attn_utils.py", "get_kv_sharing_fast_prefill_eligible_layers", REVERSED, first="0.30"),
     # Up to 0.29 fast prefill makes vLLM take its first model runner.
     Fact("config/vllm.py", "VllmConfig", "unsupported.append('KV sharing fast prefill')", last="0.29"),
-    # Records say whether it could use FlashInfer.
-    Fact("utils/flashinfer.py", "has_flashinfer", "return True"),
     # Indices of rows with logits come padded to a captured size. They are in the metadata of the layers that may skip, whose
     # attention runs on these rows alone.
     Fact(f"{WORKER}/gpu_model_runner.py", "_prepare_kv_sharing_fast_prefill", "return logits_indices_padded"),

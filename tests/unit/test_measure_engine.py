@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.measure import engine
 from pipeline.measure.engine import EngineFailure, OutOfMemory, failure, observed
 
 # Printed by vLLM 0.32.0 on a CPU and by 0.26.0 on a GPU; long fields cut out.
@@ -18,7 +17,6 @@ def test_a_cpu_log():
     assert observed(CPU_LOG, kv_cache_dtype="auto", swiftkv=False) | {"vllm": None} == {
         "vllm": None,
         "attention_backend": "CPU_ATTN",
-        "has_flashinfer": None,
         "compilation": "eager",
         "kv_cache_tokens": 19456,
         "kv_cache_gib": None,
@@ -31,25 +29,12 @@ def test_a_cpu_log():
     }
 
 
-def test_a_cuda_log(monkeypatch):
-    monkeypatch.setattr(engine, "has_flashinfer", lambda: True)
+def test_a_cuda_log():
     seen = observed(CUDA_LOG, kv_cache_dtype="fp8", swiftkv=False)
-    assert seen["attention_backend"] == "FLASH_ATTN" and seen["has_flashinfer"]
+    assert seen["attention_backend"] == "FLASH_ATTN"
     assert seen["compilation"] == "compiled, vllm_compile, CUDA graphs full_and_piecewise"
     assert (seen["kv_cache_tokens"], seen["kv_cache_gib"], seen["kv_cache_dtype"]) == (1234567, 54.31, "fp8")
     assert seen["quantization"] == "fp8"
-
-
-@pytest.mark.parametrize("found", [True, False])
-def test_vllm_itself_says_whether_it_has_flashinfer(found, tmp_path, monkeypatch):
-    (tmp_path / "vllm/utils").mkdir(parents=True)
-    for folder in ("vllm", "vllm/utils"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "vllm/utils/flashinfer.py").write_text(
-        f"print('WARNING')\n\n\ndef has_flashinfer():\n    return {found}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert engine.has_flashinfer.__wrapped__() is found
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,6 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
     assert result["tokens_per_second_per_gpu"] == pytest.approx(tokens / gpus)
     assert result["normalized_tflops_per_gpu"] == pytest.approx(tflops * exact, rel=1e-9) and 1 < exact < 1.01
     assert result["mfu_percent"] == pytest.approx(100 * tflops * exact / 989.4)
-    assert result["exact_tflops_per_gpu"] == pytest.approx(result["normalized_tflops_per_gpu"], rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,7 @@ def _throughput(record: Record, base: Record | None) -> Found:
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
-    more = {"exact_tflops_per_gpu": record.value("exact_tflops_per_gpu"), "speedup": _speedup(record, base)}
-    yield speeds | more, {"n": len(samples) or 1}
+    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(samples) or 1}
     yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 

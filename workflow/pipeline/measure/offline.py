@@ -17,7 +17,7 @@ from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
 from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
-from swiftkv.cost import GIBI, Dimensions, parameter_count, request_flops
+from swiftkv.cost import GIBI, parameter_count
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
@@ -64,9 +64,8 @@ class Throughput(Point):
     def result(self, config: Mapping[str, Any], seconds: float, peak: float | None) -> dict[str, Any]:
         """The result of all requests in so many seconds.
 
-        Normalized TFLOP/s are those of the unchanged model for the same tokens (paper's footnote 2), on any variant:
-        `normalized_tflops_per_gpu` counts as the paper does, 2 FLOPs a parameter and token; `exact_tflops_per_gpu` counts
-        what such a request needs, with attention. `mfu_percent` is the former's share of the GPU's dense peak.
+        Normalized TFLOP/s are those of the unchanged model for the same tokens on any variant, 2 FLOPs a parameter and token
+        (paper's footnote 2). `mfu_percent` is their share of the GPU's dense peak.
 
         Args:
             config: config.json of the model.
@@ -75,7 +74,6 @@ class Throughput(Point):
         (prompt, output), prompts, devices = self.lengths, self.number_of_prompts, self.tensor_parallel_size
         tokens = prompts * (prompt + output)
         rate = tokens / seconds
-        flops = sum(request_flops(Dimensions.from_config(config), None, prompt, output).values()) / (prompt + output)
         normalized = rate * 2 * parameter_count(config) / devices / 1e12
         return {
             "tokens_per_second": rate,
@@ -84,7 +82,6 @@ class Throughput(Point):
             "num_prompts": prompts,
             "tokens": tokens,
             "normalized_tflops_per_gpu": normalized,
-            "exact_tflops_per_gpu": rate * flops / devices / 1e12,
             "mfu_percent": None if peak is None else 100 * normalized / peak,
         }
 

@@ -75,7 +75,7 @@ NOT_COMPARED = re.compile(
     r".*:(model\.title|settings\.\w+_example|result\.(what|criterion)|result\.answers\..*)"
     r"|answer:result\.baseline_answers\..*"
     # threads, number format and libraries of a machine
-    r"|.*:settings\.(threads|ranks|command|memory|dtype)|.*:engine\.(vllm|attention_backend|has_flashinfer|kv_cache_gib|dtype)"
+    r"|.*:settings\.(threads|ranks|command|memory|dtype)|.*:engine\.(vllm|attention_backend|kv_cache_gib|dtype)"
     r"|kv_capacity:result\.kv_cache_bytes|training:result\.(attention|gpus|accelerator)"
     # errors and single values of what is compared as a whole
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
