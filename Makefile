@@ -49,7 +49,9 @@ reference: .venv/.ready  ## for maintainers: what was made becomes the shipped r
 test: .venv/.ready  ## what every change has to pass: needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
+# Triton interprets kernels there; 1 GB on disk that nothing else on a processor uses.
 test-thorough: .venv/.ready  ## the same for every kind of engine, and all that takes minutes
+	$(ACTIVATE) && { [ -d .venv/triton ] || pip install --quiet --no-deps --target .venv/triton triton==3.9.0; }
 	$(ACTIVATE) && pytest -m "thorough or slow" --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.

@@ -1,13 +1,13 @@
 """The second model runner (V2), which GPUs take from vLLM 0.30 on, end to end on a processor, in Triton's interpreter."""
 
-import importlib.util
 import random
 
 import pytest
+from tests.programs import ROOT
 from tests.serve.conftest import NGRAM
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton is not installed", allow_module_level=True)
+if not (ROOT / ".venv/triton").is_dir():
+    pytest.skip("Triton is not installed; `make test-thorough` does it", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,16 @@ localrules:
     report_page,
 
 
+def in_report(file):
+    """Mark a file of an artifact for `snakemake --report`, by its section and with its caption."""
+    return report(
+        file,
+        caption="../report/artifact.rst",
+        category=lambda w: scale.artifacts[w.artifact].section,
+        labels=lambda w: {"artifact": w.artifact, "title": scale.artifacts[w.artifact].title},
+    )
+
+
 rule table:
     """One table of the contents page; a pure function of its entry and its measurement files."""
     input:
@@ -20,7 +30,7 @@ rule table:
         csv="<results>/tables/{artifact}.csv",
         tex="<results>/tables/{artifact}.tex",
         md="<results>/tables/{artifact}.md",
-        html="<results>/tables/{artifact}.html",
+        html=in_report("<results>/tables/{artifact}.html"),
         json="<results>/tables/{artifact}.json",
     log:
         "<logs>/tables/{artifact}.log",
@@ -47,7 +57,7 @@ use rule table as figure with:
     # One figure of the contents page, made as a table is.
     output:
         pdf="<results>/figures/{artifact}.pdf",
-        png="<results>/figures/{artifact}.png",
+        png=in_report("<results>/figures/{artifact}.png"),
         csv="<results>/figures/{artifact}.csv",
         json="<results>/figures/{artifact}.json",
     log:

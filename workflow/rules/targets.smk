@@ -61,7 +61,7 @@ for name, members in [*((name, [name]) for name in contents.names(scale)), *scal
             lambda w, members=members: files_of_artifacts(members),
 
     # for `snakemake --list`
-    workflow.get_rule(name).docstring = "; ".join(scale.artifacts[member].title for member in members)
+    getattr(rules, name).rule.docstring = "; ".join(scale.artifacts[member].title for member in members)
 
 
 if workflow.is_main_process:
