@@ -42,7 +42,7 @@ def test_the_paper_scale_is_planned():
     assert "32 jobs in the queue at once" in text
     assert re.search(r"\ndistill +44 +4 nodes of 8 GPUs, 96 cores, 880 GB, 24 h ", text)
     assert re.search(r"\nmeasure +83 +8 GPUs, 96 cores, ", text)
-    assert re.search(r"\nProfile slurm: 671 cluster jobs and 53 small ones", text)
+    assert re.search(r"\nProfile slurm: 672 cluster jobs and 53 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
 
 

@@ -102,7 +102,8 @@ def correlations(squad: pd.DataFrame, scores: pd.DataFrame, share: float) -> Ite
     both = squad[squad["variant"].isin(FAMILIES)].merge(scores, on="at", suffixes=("", "_scored"))
     for variant, curve in both.groupby("variant", sort=False):
         for most in pd.Series([lasting(curve, share)["at"].min(), curve["at"].max()]).dropna().unique():
-            part = curve[curve["at"] <= most]
+            if len(part := curve[curve["at"] <= most]) < 3:
+                continue
             sides = ([interval(row, side) for _, row in part.iterrows()] for side in ("", "_scored"))
             known = part.iloc[0][["model", "variant", "point", "kv_cache", "conditions", "file"]]
             yield cells("simscore_correlation", rank_correlation(*sides), at=most, n=len(part), **known)
