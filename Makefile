@@ -19,7 +19,7 @@ help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
-demo: .venv/.ready  ## the method from wiring to served answer on a small real model, compared with the reference run (5 to 20 minutes on two cores)
+demo: .venv/.ready  ## the method from wiring to served answer on a small real model, compared with the reference run (5 to 30 minutes on two cores)
 	@$(ACTIVATE) && python -m pipeline run --profile local demo
 	@$(ACTIVATE) && { python -m pipeline compare --profile local demo; agrees=$$?; \
 	    python -m pipeline report --profile local; exit $$agrees; }
