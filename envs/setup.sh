@@ -63,7 +63,7 @@ case $kind in
             quietly "${pip[@]}" install --no-deps --retries 1 --index-url https://download.pytorch.org/whl/cpu "$torch" ||
             fail "$torch was found neither in pip's configured places nor in PyTorch's CPU wheel index; see $log"
 
-        step "installing $(grep -c '^[a-zA-Z]' envs/cpu.lock) packages (about 2 minutes, 2 GB)"
+        step "installing $(grep -c '^[a-zA-Z]' envs/cpu.lock) packages (2 to 4 minutes)"
         quietly "${pip[@]}" install --no-deps -r envs/cpu.lock || fail "a package of envs/cpu.lock could not be installed; see $log"
         quietly "${pip[@]}" install --no-deps --no-build-isolation ./envs/vllm-metadata -e . -e ./workflow ||
             fail "this project could not be installed; see $log"
