@@ -12,16 +12,6 @@ localrules:
     report_page,
 
 
-def in_report(file):
-    """Mark a file of an artifact for `snakemake --report`, by its section and with its caption."""
-    return report(
-        file,
-        caption="../report/artifact.rst",
-        category=lambda w: scale.artifacts[w.artifact].section,
-        labels=lambda w: {"artifact": w.artifact, "title": scale.artifacts[w.artifact].title},
-    )
-
-
 rule table:
     """One table of the contents page; a pure function of its entry and its measurement files."""
     input:

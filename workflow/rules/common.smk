@@ -315,3 +315,13 @@ def files_of_artifacts(names):
         for ending in endings
         if artifact in names and contents.kind_of(scale, artifact).form == form
     ]
+
+
+def in_report(file):
+    """Mark a file of an artifact for `snakemake --report`, by its section and with its caption."""
+    return report(
+        file,
+        caption="../report/artifact.rst",
+        category=lambda w: scale.artifacts[w.artifact].section,
+        labels=lambda w: {"artifact": w.artifact, "title": scale.artifacts[w.artifact].title},
+    )
