@@ -33,15 +33,6 @@ def test_limits_are_also_of_what_is_out_of_memory():
     assert rows(oom, metric="speedup_limit")["value"].item() == 1.8
 
 
-def test_a_rate_at_which_no_request_ended_has_no_times():
-    times = {"ttft_ms": dict.fromkeys(("mean", "median", "p99")), "tpot_ms": {}}
-    rates = [{"request_rate": 1, "completed": 0, "sustained": False} | times]
-    found = {"rates": rates, "highest_sustained_rate": None, "lowest_unsustained_rate": 1}
-    both = [served("latency", name, found, settings={"request_rates": [1]}) for name in ("baseline", "swiftkv-50")]
-    assert rows(*both, metric="ttft_median_ms")["value"].isna().all()
-    assert rows(*both, metric="highest_sustained_rate")["value"].isna().all()
-
-
 def test_the_baseline_is_shown_by_the_times_that_speed_ups_are_over():
     """Its own record is of another hour, with twice the time of its turns."""
     result = {"batch_sizes": [1], "tpot_ms": {"median": [9.0]}, "samples_ms": [[8.0, 10.0]]}
@@ -76,7 +67,15 @@ def test_a_gain_of_rates_is_open_where_no_rate_was_too_high():
 def test_a_99th_percentile_is_explained_where_it_is_drawn(tmp_path, completed):
     times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
     found = {
-        "rates": [{"request_rate": 1, "completed": completed, **times}],
+        "rates": [
+            {
+                "request_rate": 1,
+                "completed": completed,
+                "runs": [times],
+                "sustained": True,
+                "achieved_request_rate": 1.0,
+            }
+        ],
         "highest_sustained_rate": 1,
         "lowest_unsustained_rate": 2,
     }

@@ -73,8 +73,11 @@ def scale(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Replaces vLLM: a list of starts, with their longest sequence, and jobs, in order; `asked.fail` may raise."""
-    done = SimpleNamespace(said=[], sides=[], fail=lambda what: None)
+    """Replaces vLLM: a list of starts, with their longest sequence, and jobs, in order; `asked.fail` may raise.
+
+    `asked.busy` has the cores that other programs keep busy during each job.
+    """
+    done = SimpleNamespace(said=[], sides=[], fail=lambda what: None, busy=[])
 
     def hear(what):
         done.said.append(what)
@@ -87,10 +90,12 @@ def asked(monkeypatch):
         log.write_text(f"Available KV cache memory: 1.5 GiB\nGPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
 
         def answer(job):
-            if job["do"] != "ready":
-                hear((job["do"], job["input"]))
-                done.sides.append("merged" if merged else "baseline")
-            return {"seconds": 0.5 if merged else 1.0, "decode_only_seconds": 0.25, "steps": 4}
+            if job["do"] == "ready":
+                return {}
+            hear((job["do"], job["input"]))
+            done.sides.append("merged" if merged else "baseline")
+            load = {"cpu_seconds": 2.0, "other_cores": done.busy.pop(0)} if done.busy else {}
+            return {"seconds": 0.5 if merged else 1.0, "decode_only_seconds": 0.25, "steps": 4} | load
 
         yield SimpleNamespace(ask=answer)
 
@@ -247,6 +252,16 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records.values())
     # Its own record needs fewer repeats.
     assert len(scale.run("short")["short"]["result"]["samples_seconds"]) == 2
+
+
+def test_a_turn_beside_another_program_is_taken_again_twice_at_most(scale, asked):
+    scale.in_turns = True
+    scale.points["short"] |= {"repeats": 3, "warmups": 0}
+    asked.busy = [0, 0] + [0.5, 0, 0, 0.05] + [0, 0.2, 0.3, 0]
+    result = scale.run("short", variant=MERGED)["short"]["result"]
+    assert len(asked.sides) == 10 and result["samples_taken"] == result["baseline_samples_taken"] == [1, 2, 2]
+    assert result["samples_other_cores"] == [0, 0, 0] and result["baseline_samples_other_cores"] == [0, 0.05, 0.3]
+    assert result["samples_cpu_seconds"] == [2, 2, 2]
 
 
 def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, asked):

@@ -9,7 +9,7 @@ from tests.unit.measure_helpers import REPORT, point
 
 from pipeline.measure.client import chat_prompts, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
-from pipeline.measure.latency import boundary, search, sustained
+from pipeline.measure.latency import boundary, of_runs, search, sustained
 from swiftkv.errors import UserError
 
 
@@ -23,7 +23,10 @@ def test_a_report_becomes_numbers():
     numpy = {key: np.float64(value) for key, value in REPORT.items() if key.endswith("_ms")}  # as vLLM gives them
     report = REPORT | numpy | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
     result = rate_result(report, 2, 20)
-    json.dumps(result | {"sustained": sustained(result, result)})
+    both = of_runs([result, result | {"ttft_ms": {"mean": 9.0, "median": 8.0, "p99": 7.0}}])
+    json.dumps(both | {"sustained": sustained(both, both)})
+    assert (both["completed"], both["seconds"], both["achieved_request_rate"]) == (40, 21.0, 1.9)
+    assert both["ttft_ms"] == {"mean": 8.0, "median": 7.5, "p99": 7.0} and len(both["runs"]) == 2
     assert (result["request_rate"], result["completed"], result["achieved_request_rate"]) == (2, 20, 1.9)
     assert result["ttft_ms"] == {"mean": 7.0, "median": 7.0, "p99": 7.0} and result["acceptance_length"] == 2.1
     nothing = {"completed": 0, "errors": ["", "Traceback\nConnectionError: refused"]}
@@ -70,15 +73,18 @@ def queue(capacity, service=0.1, window=300.0, asked=None):
         else:
             seconds = requests / capacity + service
             wait = (seconds - window) / 2
-        return {
+        run = {
             "request_rate": rate,
             "requests": requests,
             "completed": requests,
             "failed": 0,
+            "input_tokens": 100 * requests,
+            "output_tokens": requests,
             "seconds": seconds,
             "ttft_ms": {"median": 1000 * (service + wait)},
             "e2e_ms": {"mean": 1000 * (2 * service + wait)},
         }
+        return of_runs([run, run])
 
     return measure
 
@@ -110,7 +116,7 @@ def test_where_all_rates_or_none_are_sustained_nothing_is_refined(rates, capacit
 
 
 # 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
-LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
+LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0, "runs": [None],
           "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
 
 
@@ -121,6 +127,8 @@ LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
         ({"failed": 1}, False),
         ({"completed": 0}, False),
         ({"seconds": 7.0}, False),
+        ({"seconds": 7.0, "e2e_ms": {"mean": 2000.0}}, True),  # under load a request takes longer, the last one too
+        ({"seconds": 12.0, "completed": 10, "runs": [None, None]}, True),
         ({"ttft_ms": {"median": 500.0}}, True),
         ({"ttft_ms": {"median": 501.0}}, False),
     ],

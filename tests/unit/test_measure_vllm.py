@@ -66,6 +66,7 @@ def test_points_of_one_engine(source, tmp_path):
     assert throughput["model"]["kind"] == "random" and throughput["settings"]["num_prompts"] == 5
     assert throughput["result"]["tokens"] == 520 and throughput["result"]["tokens_per_second"] > 0
     assert 0 < throughput["result"]["decode_only_percent"] < 100
+    assert throughput["result"]["samples_cpu_seconds"][0] > 0 <= throughput["result"]["samples_other_cores"][0]
     engine = throughput["engine"]
     assert engine["compilation"] == "eager" and engine["prefix_caching"] is False and engine["fast_prefill"] is False
     # 8 layers, 2 heads of 32, K and V in float32: 4 KB a token

@@ -56,6 +56,15 @@ def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock
     assert progress.left() == 0
 
 
+@pytest.mark.parametrize(("busy", "said"), [(60.0, True), (4.0, False)])
+def test_a_run_that_would_measure_beside_other_programs_says_so(progress, monkeypatch, busy, said):
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: busy)
+    monkeypatch.setattr("psutil.cpu_count", lambda: 2)
+    assert "cores busy" not in progress.beginning()  # nothing is measured
+    progress.jobs = JOBS | {1: PlannedJob("measure", MODEL)}
+    assert ("keep 1.2 cores busy" in progress.beginning()) == said
+
+
 def test_a_step_that_runs_long_says_so_in_a_file(progress, clock):
     progress.start(TRAIN)
     say(progress, TRAIN, "training: step 1/2\n")

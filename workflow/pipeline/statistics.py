@@ -1,16 +1,18 @@
 """Confidence intervals of 95 %: of means, shares, ratios and differences. Every interval of an artifact comes from here.
 
 scipy computes them: Student's t where a standard error is measured over n values, Wilson's score interval for shares of few
-questions. Of ratios of times the logarithms are taken, so their mean is the geometric one.
+questions. Times are estimated by their logarithms: from `MANY` turns on by Hodges and Lehmann, below by the geometric mean.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
+MANY = 8  # turns from which on no distribution is assumed; of 5, no such interval reaches 95 %
 
 
 class Estimate(NamedTuple):
@@ -24,6 +26,10 @@ class Estimate(NamedTuple):
     def scaled(self, factor: float) -> Estimate:
         """The same in another unit; `factor` is positive."""
         return Estimate(*(None if number is None else factor * number for number in self))
+
+    def missing(self) -> Estimate:
+        """One less it: of a share that is left, the share that is gone."""
+        return Estimate(*(None if number is None else 1 - number for number in (self.value, None, self.high, self.low)))
 
     def inverse(self) -> Estimate:
         """One over it; of a positive value."""
@@ -60,15 +66,37 @@ def wilson(hits: float, number: int) -> tuple[float, float]:
 
 
 def of_turns(times: Sequence[float]) -> Estimate:
-    """The geometric mean of repeated times, with Student's t of their logarithms."""
-    mean, stderr = mean_and_stderr([math.log(time) for time in times])
+    """Estimate a time that was measured repeatedly, on a logarithmic scale.
+
+    With `MANY` times or more, one of which may have met another program, by `hodges_lehmann`; with fewer by the geometric
+    mean and Student's t. Of 12 turns, one in ten of which is 10 to 80 % off, both hold 95 %, the former in a third of the width.
+    """
+    logs = [math.log(time) for time in times]
+    if len(logs) >= MANY:
+        return Estimate(*(end and math.exp(end) for end in hodges_lehmann(logs)))
+    mean, stderr = mean_and_stderr(logs)
     found = estimate(mean, stderr, len(times))
     ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
     return Estimate(math.exp(mean), stderr and stderr * math.exp(mean), *ends)
 
 
+def hodges_lehmann(values: Sequence[float]) -> Estimate:
+    """Estimate the center of a symmetric distribution by the median of all means of two values (Hodges and Lehmann, 1963).
+
+    Its interval is that of Wilcoxon's signed-rank test, of at least 95 % for 6 values or more.
+    """
+    import numpy as np
+
+    means = np.add.outer(values, values)[np.triu_indices(len(values))] / 2
+    means.sort()
+    # How many of the 2^n choices of signs give each sum of positive ranks
+    choices = functools.reduce(np.convolve, ([1.0] + rank * [0.0] + [1.0] for rank in range(len(values))))
+    outside = int(np.searchsorted(np.cumsum(choices) / 2 ** len(values), (1 - LEVEL) / 2, side="right"))
+    return Estimate(float(np.median(means)), None, float(means[outside - 1]), float(means[-outside]))
+
+
 def ratio_of_turns(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
-    """The geometric mean of baseline time over own time, where turn for turn both were measured one after the other."""
+    """Estimate baseline time over own time, as `of_turns`, where turn for turn both were measured one after the other."""
     return of_turns([first / second for first, second in zip(baseline, own, strict=True)])
 
 

@@ -86,7 +86,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         event, progress = getattr(record, "event", None), self.progress
         if begun := getattr(record, "progress", None):
             self.progress = begun
-            self.console.print(begun.beginning())
+            self.console.print(record.getMessage())
             if self.console.is_terminal:
 
                 def now() -> Text:

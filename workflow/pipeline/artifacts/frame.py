@@ -10,7 +10,6 @@ the record, or the published file.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
+from pipeline.artifacts.rates import latency_rows
 from pipeline.artifacts.records import Record
 from pipeline.statistics import (
     Estimate,
@@ -39,7 +39,6 @@ COLUMNS = (
 NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
-P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
@@ -342,48 +341,6 @@ def _answer(record: Record, base: Record | None) -> Found:
         yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
-def _latency(record: Record, base: Record | None) -> Found:
-    of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
-    for rate in sorted(record.result["rates"], key=lambda rate: rate["request_rate"]):
-        at, requests = rate["request_rate"], rate["completed"]
-        values = {"sustained": float(rate.get("sustained", True))}
-        values["achieved_request_rate"] = rate.get("achieved_request_rate")
-        # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search
-        # added differ between variants.
-        theirs = of_base.get(at, {}) if record.case != BASELINE and at in record.settings["request_rates"] else {}
-        for name in ("ttft", "tpot"):
-            times = rate.get(f"{name}_ms") or {}
-            for statistic in ("median", "mean", *(["p99"] if requests >= P99_REQUESTS else [])):
-                values[f"{name}_{statistic}_ms"] = times.get(statistic)
-            own, before = (one.get("median") for one in (times, theirs.get(f"{name}_ms", {})))
-            if theirs.get("sustained") and before and own is not None:
-                values[f"{name}_reduction_percent"] = 100 * (1 - own / before)
-        yield values, {"at": at, "n": requests}
-    low, high = _bracket(record)
-    highest = Estimate(low, None, low, high if low else None)
-    yield {"highest_sustained_rate": highest, "sustained_rate_speedup": _rate_gain(record, base)}, {}
-
-
-def _bracket(record: Record) -> tuple[Any, Any]:
-    return record.value("highest_sustained_rate"), record.value("lowest_unsustained_rate")
-
-
-def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
-    """How many times the baseline's rate is sustained: between the least and the most that both brackets allow.
-
-    Where no measured rate was too high, the least, with an interval that is open above.
-    """
-    if record is base:
-        return exact(1.0)
-    if base is None:
-        return None
-    (low, high), (base_low, base_high) = _bracket(record), _bracket(base)
-    if not (low and base_low and base_high):
-        return None
-    least, most = low / base_high, high / base_low if high else math.inf
-    return Estimate((least + most) / 2 if high else least, None, least, most)
-
-
 _MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
     "score": _score,
     "training": _training,
@@ -395,5 +352,5 @@ _MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
     "forward_time": _by_batch,
     "decode": _by_batch,
     "answer": _answer,
-    "latency": _latency,
+    "latency": latency_rows,
 }

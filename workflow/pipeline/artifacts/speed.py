@@ -19,10 +19,11 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, P99_REQUESTS, interval
+from pipeline.artifacts.frame import BASELINE, interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.statistics import Estimate, exact, independent_ratio
 
 _ENDS = ["value", "low", "high"]
@@ -163,10 +164,11 @@ def latency(entry: Entry, files: Files) -> Drawing:
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
     opened = (served.rows["metric"] == "sustained") & (served.rows["value"] == 0)
     notes = ["Open markers: the rate was not sustained."] if opened.any() else []
-    notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more."] if dotted.any() else []
+    notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
     if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
         ends = dict.fromkeys(f"{end:,.0f}" for end in (sizes.min(), sizes.max()))
-        notes.append(f"Each point is of {' to '.join(ends)} requests, measured once, so without an interval.")
+        runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
+        notes.append(f"Each point is of {' to '.join(ends)} requests, in {runs} run{'s' * (runs > 1)}.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]

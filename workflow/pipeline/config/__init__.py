@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.config.checks import check_references
-from pipeline.config.points import Answer, Requests, Serving
+from pipeline.config.points import Answer, Latency, Requests, Serving
 from pipeline.config.settings import (
     Artifact,
     DataMix,
@@ -246,8 +246,9 @@ class Config(Section):
         return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
 
     def in_turns(self, point: str) -> bool:
-        """Whether variants are measured in turns with the baseline at a point."""
-        return self.serving.in_turns and getattr(self.serving.points[point], "repeats", 1) > 1
+        """Whether variants are measured in turns with the baseline at a point; servers are not."""
+        settings = self.serving.points[point]
+        return self.serving.in_turns and not isinstance(settings, Latency) and getattr(settings, "repeats", 1) > 1
 
     def point(self, name: str) -> dict[str, Any]:
         """A serving point with what all points share, as measurements take it."""

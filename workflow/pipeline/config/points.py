@@ -117,6 +117,7 @@ class Latency(Requests):
     """Poisson arrivals at a server; with `dataset`, input_tokens is the longest prompt taken."""
 
     measure: Literal["latency"]
+    repeats: Whole = key("Runs of each rate, whose arrivals differ.", 1)
     request_rates: Rates = key("Mean arrivals a second.")
     seconds: Positive = key("Time in which the requests of one rate arrive.")
     min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def ready(llm: LLM, job: dict[str, Any]) -> None:
-    """Nothing: the engine is up."""
+    """Do nothing: the engine is up."""
 
 
 def throughput(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
@@ -79,6 +79,31 @@ def reply(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
 JOBS = {function.__name__: function for function in (ready, throughput, decode, reply)}
 
 
+def on_gpus(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job."""
+    return JOBS[job["do"]](llm, job) or {}
+
+
+def on_processor(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job on the processor, where vLLM computes in this process, and add the processor seconds that went to it.
+
+    Returns:
+        cpu_seconds: of this process, over all threads.
+        other_cores: mean number of cores that other programs kept busy meanwhile.
+    """
+    import psutil
+
+    def read() -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        idle = times.idle + times.iowait + times.guest + times.guest_nice  # guests are counted among users, too
+        return time.monotonic(), sum(times) - idle, time.process_time()
+
+    before = read()
+    answer = on_gpus(llm, job)
+    seconds, busy, own = (after - first for first, after in zip(before, read(), strict=True))
+    return answer | {"cpu_seconds": own, "other_cores": max(0.0, busy - own) / max(seconds, 1e-9)}
+
+
 def _steps(
     llm: LLM, prompts: Iterable[TokensPrompt], parameters: SamplingParams
 ) -> Iterator[tuple[float, list[list[int]]]]:
@@ -113,11 +138,13 @@ def main(arguments: Sequence[str]) -> None:
     """Start the engine with vLLM's own arguments, then do jobs."""
     *words, pipe = arguments
     from vllm import LLM, EngineArgs
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     options = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(options))
-    answer(pipe, lambda job: JOBS[job["do"]](llm, job))
+    do = on_processor if current_platform.is_cpu() else on_gpus
+    answer(pipe, lambda job: do(llm, job))
 
 
 if __name__ == "__main__":

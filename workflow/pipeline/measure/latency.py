@@ -8,6 +8,7 @@ the length of the measurement, past any factor.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ ACHIEVED = 0.9
 CRITERION = (
     f"a rate is sustained if no request fails, the median time to first token is at most {TTFT_FACTOR:g} times that of "
     f"the lowest rate, and requests finish at {ACHIEVED:.0%} or more of the asked rate, the last one's own time "
-    "(the mean end-to-end time at the lowest rate) not counted"
+    "(the mean end-to-end time at that rate) not counted"
 )
 
 
@@ -55,16 +56,18 @@ class Latency(Point):
                 prompts = list(itertools.islice(itertools.cycle(chats), requests))
             else:
                 prompts = random_prompts(requests, longest, vocabulary, self.seed)
-            # Chats end where the model ends them: forced on, a model repeats itself, and n-gram speculation would look better
-            # than it is.
-            ask = partial(measure_rate, server.url, name, folder, prompts, output, rate, self.seed, forced=not chats)
-            for _ in range(1 if server.warm else 2):
+            runs = []
+            for seed in ([] if server.warm else [self.seed]) + [
+                self.seed + run for run in range(self.settings.repeats)
+            ]:
                 try:
-                    result = ask()
+                    # Chats end where the model ends them: forced on, a model repeats itself, and n-gram speculation would
+                    # look better than it is.
+                    runs.append(measure_rate(server.url, name, folder, prompts, output, rate, seed, forced=not chats))
                 finally:
                     server.program.check()
             server.warm = True
-            return result
+            return of_runs(runs[-self.settings.repeats :])
 
         return search(self.settings.request_rates, measure, self.settings.refine_steps)
 
@@ -81,11 +84,29 @@ class Latency(Point):
         return prompt, output
 
 
+def of_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the runs of one rate, each as `measure_rate` returns it.
+
+    Returns:
+        The counts and seconds of all runs together, means of all else, and `runs`.
+    """
+    summed = ("requests", "completed", "failed", "input_tokens", "output_tokens", "seconds")
+
+    def mean(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {name: mean([value[name] for value in values]) for name in values[0]}
+        return statistics.fmean(values)
+
+    result = {name: mean([run[name] for run in runs]) for name in runs[0] if all(name in run for run in runs)}
+    return result | {name: sum(run[name] for run in runs) for name in summed} | {"runs": list(runs)}
+
+
 def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
     """Whether a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
     if measured["failed"] or not measured["completed"]:
         return False
-    busy = max(measured["seconds"] - lowest["e2e_ms"]["mean"] / 1000, 1e-9)
+    # By Little's law a queue that does not grow ends as long after the last arrival as a request takes.
+    busy = max(measured["seconds"] - len(measured["runs"]) * measured["e2e_ms"]["mean"] / 1000, 1e-9)
     achieved = measured["completed"] / busy
     # No request waits less than none: the last arrival alone takes up requests / rate seconds.
     in_time = achieved >= ACHIEVED * measured["request_rate"]

@@ -122,9 +122,7 @@ class Batches(Point):
             for side, found in run.in_turns([job] * repeats, job if self.each else None).items():
                 answers[side].append(found)
         scale = 1000 if self.unit == "ms" else 1
-        times = samples(
-            answers, self.unit, lambda batch: [scale * one["seconds"] / one.get("steps", 1) for one in batch]
-        )
+        times = samples(answers, self.unit, lambda one: scale * one["seconds"] / one.get("steps", 1))
         spread = {"median": statistics.median, "min": min, "max": max}
         return {
             self.axis: batches,

@@ -1,4 +1,4 @@
-"""Engines asked for measurements, a variant's in turns with the baseline's."""
+"""Run measurements on vLLM engines, alternating between a variant and the baseline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from pipeline.measure.worker import Worker, worker
 from swiftkv.io import text_of
 
 OWN = "own"  # the other side of a measurement in turns
+QUIET = 0.1  # cores that other programs may keep busy during a turn
+AGAIN = 2  # turns of a series that are taken once more because of them
 
 
 class Engines(contextlib.ExitStack):
@@ -69,10 +72,16 @@ class Run:
     def in_turns(
         self, jobs: Sequence[Mapping[str, Any]], warm_up: Mapping[str, Any] | None = None
     ) -> dict[str, list[dict[str, Any]]]:
-        """Each side's answers to jobs of `engine_program`, in turns (A B B A ...), so that a slower minute meets both.
+        """Do jobs of `engine_program` on each side, in turns (A B B A ...), so that a slower minute meets both.
+
+        On a processor a turn is taken again where other programs kept more than `QUIET` cores busy, `AGAIN` times at most.
 
         Args:
+            jobs: one a turn.
             warm_up: a job before each: an engine's memory cools while it waits.
+
+        Returns:
+            By side, the answer to each job; `taken` is how often the turn was.
         """
         log = self.engines.log
         logs = {OWN: log, BASELINE: log.with_suffix(".baseline.log")}
@@ -85,17 +94,43 @@ class Run:
         for program in programs.values():  # nothing starts while another is measured
             program.ask({"do": "ready"})
         answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
+        left = AGAIN
         for turn, job in enumerate(jobs):
-            for side in reversed(list(programs)) if turn % 2 else programs:
-                if warm_up is not None:
-                    programs[side].ask(warm_up)
-                answers[side].append(programs[side].ask(job))
+            pair, taken = {}, 0
+            while not taken or (left and max(one.get("other_cores", 0) for one in pair.values()) > QUIET):
+                left -= bool(taken)
+                taken += 1
+                for side in reversed(list(programs)) if turn % 2 else programs:
+                    if warm_up is not None:
+                        programs[side].ask(warm_up)
+                    pair[side] = programs[side].ask(job)
+            for side, one in pair.items():
+                answers[side].append(one | {"taken": taken})
         return answers
 
 
 def samples(answers: Mapping[str, Sequence[Any]], unit: str, time: Callable[[Any], Any]) -> dict[str, Any]:
-    """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
+    """Collect repeated samples of both sides as fields of a record; None if a side was not measured.
+
+    Args:
+        answers: by side, those of `Run.in_turns`, or a list of them a batch.
+        unit: of the samples, for the names of their fields.
+        time: the sample of an answer.
+
+    Returns:
+        samples_{unit} and baseline_samples_{unit}; on a processor also processor seconds, the cores that other programs
+        kept busy, and how often each turn was taken.
+    """
+
+    def each(value: Callable[[Any], Any], nested: Any) -> Any:
+        return [each(value, one) for one in nested] if isinstance(nested, list) else value(nested)
+
+    fields = {f"samples_{unit}": time}
+    first = answers[OWN][0]
+    if "cpu_seconds" in (first[0] if isinstance(first, list) else first):
+        fields |= {f"samples_{name}": itemgetter(name) for name in ("cpu_seconds", "other_cores", "taken")}
     return {
-        f"{side}samples_{unit}": [time(answer) for answer in answers[name]] if name in answers else None
-        for side, name in (("", OWN), ("baseline_", BASELINE))
+        side + name: each(value, answers[of]) if of in answers else None
+        for name, value in fields.items()
+        for side, of in (("", OWN), ("baseline_", BASELINE))
     }

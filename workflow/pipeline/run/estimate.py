@@ -229,8 +229,9 @@ class Work:
         seconds = 0.0
         for rate in sorted(getattr(point, "request_rates", ())):
             busy = self.busy(rate * (prompt + output))  # of each second
-            spent = max(point.min_requests / rate, point.seconds) * max(1, busy) + answer
-            seconds += spent if seconds else 2 * spent  # the first once more, to warm up
+            run = max(point.min_requests / rate, point.seconds) * max(1, busy) + answer
+            spent = repeats * run
+            seconds += spent if seconds else spent + run  # the first once more, to warm up
             if busy > BUSY:
                 return seconds + point.refine_steps * spent
         return seconds

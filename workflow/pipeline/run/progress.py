@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
+import psutil
+
 from pipeline.artifacts.metrics import some
+from pipeline.measure.turns import QUIET
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from swiftkv.cost import GIGA
@@ -50,8 +53,13 @@ class Progress:
         self.failures: dict[int, str] = {}
 
     def beginning(self) -> str:
-        """Return the first line: how many steps there are, and how long they take."""
-        return f"{count(len(self.jobs), 'step')}, about {duration(self._wall((), {}))} (estimated)"
+        """Return the first line: how many steps there are, how long they take, and whether speeds will be disturbed."""
+        line = f"{count(len(self.jobs), 'step')}, about {duration(self._wall((), {}))} (estimated)"
+        if self.profile.cores and any(job.rule == "measure" and not job.gpus for job in self.jobs.values()):
+            busy = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
+            if busy > QUIET:
+                line += f"; other programs keep {busy:.1f} cores busy: end them, or serving is measured beside them"
+        return line
 
     def start(self, number: int) -> None:
         """Note that a step begins."""
