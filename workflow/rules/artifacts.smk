@@ -61,7 +61,7 @@ use rule table as figure with:
 rule report_page:
     """One page with everything that was made, and a gallery of the figures."""
     input:
-        lambda w: [file for file in files_of_artifacts(contents.names(scale)) if file.endswith(".json")],  # written with the others
+        lambda w: [file for file in files_of_artifacts(contents.standard(scale)) if file.endswith(".json")],  # written with the others
     output:
         page="<results>/report.html",
         gallery="<results>/gallery.md",

@@ -35,7 +35,7 @@ def every_artifact(w):
             "  make plan PROFILE=slurm                               what that costs\n"
             "  make help                                             what else there is"
         )
-    return files_of_artifacts(contents.names(scale))
+    return files_of_artifacts(contents.standard(scale))
 
 
 def say_where_results_are():

@@ -35,6 +35,11 @@ def names(config: Config) -> list[str]:
     return [name for name in config.artifacts if left_out(config, name) is None]
 
 
+def standard(config: Config) -> list[str]:
+    """Return the artifacts that a run makes that names none."""
+    return [name for name in names(config) if not config.entries[name].get("separate")]
+
+
 def pattern(config: Config, form: str) -> str:
     """A regular expression for an artifact of one form, also of one that `check_made` refuses: only other forms do not match."""
     others = [re.escape(name) for name in config.artifacts if kind_of(config, name).form != form]

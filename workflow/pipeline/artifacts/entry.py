@@ -58,6 +58,7 @@ class Entry(Section):
     caption: Text = key("What it shows, in sentences.")
     notes: Annotated[list[Text], Unique] = key("Sentences below it.", [])
     published: Annotated[list[Text], Unique] = key("Files of resources/paper with the published numbers.", [])
+    separate: bool = key("Made only where it is named, because its trainings or measurements take long.", False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -126,6 +127,17 @@ class Reading(Variants):
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
 
 
+class Tokens(Entry):
+    """Quality over training tokens."""
+
+    parts: Annotated[list[Part], Field(min_length=1), Unique] = key(
+        "Curves: trainings that differ in their length alone."
+    )
+    metrics: Annotated[list[Column], Field(min_length=1), Unique] = key("A panel each.")
+    tasks: NamesOrSet = key("Tasks, or a set of them, for averages.")
+    average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
+
+
 class Answers(Variants):
     """Answers with early exit."""
 
@@ -177,6 +189,7 @@ KINDS = {
     "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
     "similarity": Kind("figure", Variants, f"{_HERE}.layers:similarity", ("similarity",)),
     "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading", "similarity"), {"models": 1}),
+    "tokens": Kind("figure", Tokens, f"{_HERE}.tokens:make", ("training", "fidelity", "reading", "scores")),
     "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),

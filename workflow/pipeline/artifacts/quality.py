@@ -48,7 +48,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
     read = {model for model, *_, measure in found if measure == "reading"}
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
-        yield from _average(case, tasks, found)
+        yield from average(case, tasks, found)
         if case.model in read and case[1:] == BASELINE:  # what others are shares of
             yield from (cells(metric, exact(100), **case._asdict() | {"source": "arithmetic"}) for metric in PASSAGES)
     for first, second in itertools.permutations(cases, 2):
@@ -111,7 +111,7 @@ def _result(found: Found, case: Case, what: str) -> Mapping[str, Any]:
     return record.result if record and record.ok else {}
 
 
-def _average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
+def average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
     """Yield the mean over tasks in percent; their questions are independent samples, n is the number of tasks."""
     scores = [found[*case, task] for task in tasks if (*case, task) in found]
     if gap := next((record for record in scores if not record.ok), None):

@@ -81,7 +81,7 @@ NOT_COMPARED = re.compile(
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
     r"|reading:result\.members\..*\.tasks\..*"
     # times and speeds
-    r"|latency:result\..*|.*:result\..*(second|hours|_ms|_per_gpu|mfu_percent|decode_only).*|decode:result\.steps"
+    r"|latency:result\..*|.*:result\..*(second|hours|other_cores|taken|_ms|_per_gpu|mfu_percent|decode_only).*|decode:result\.steps"
 )
 # A record with another one of these is of another experiment.
 EXPERIMENT = (

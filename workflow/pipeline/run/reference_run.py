@@ -41,7 +41,13 @@ def keep(config: Config, place: Path) -> str:
         UserError: a record is missing, or names a folder of this machine.
     """
     results = Path(config.pathvars.results)
-    wanted = [CLAIMS, *dict.fromkeys(file for name in contents.names(config) for file in _measured(config, name))]
+    measured = {name: _measured(config, name) for name in contents.names(config)}
+    made = [
+        name
+        for name, files in measured.items()
+        if name in contents.standard(config) or all((results / file).is_file() for file in files)
+    ]
+    wanted = [CLAIMS, *dict.fromkeys(file for name in made for file in measured[name])]
     if absent := [name for name in wanted if not (results / name).is_file()]:
         raise UserError(
             f"{results} is no finished run: {len(absent)} of {len(wanted)} files are missing, {some(absent)}; make it first"
@@ -64,8 +70,8 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     Args:
         config: of the scale.
         place: folder of its reference run, or any folder of results.
-        targets: artifacts, sets or files of them; none means all but those of a kind of
-            measurement, or of a serving point, that the run is without.
+        targets: artifacts, sets or files of them; none means all but those of a kind of measurement, or of a serving point,
+            that the run is without, and but separate ones that it has not all records of.
 
     Yields:
         The CSV of each artifact, and why it could not be drawn; None if it was.
@@ -78,7 +84,10 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     wanted = contents.named(config, targets) or [
         name
         for name in contents.names(config)
-        if all(Path(place, *Path(file).parts[:2]).exists() for file in _measured(config, name))
+        if all(
+            Path(place, *Path(file).parts[: 2 if name in contents.standard(config) else None]).exists()
+            for file in _measured(config, name)
+        )
     ]
     # Claims are judged by other tables, which come first.
     tables = {name: [Path(file).stem for file in contents.needs(config, name).get("tables", ())] for name in wanted}

@@ -1,0 +1,49 @@
+"""Quality over the tokens that variants were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from pipeline.artifacts import quality
+from pipeline.artifacts.drawing import PAGE, Drawing, Look, draw_curve, handle, new_figure
+from pipeline.artifacts.labels import enumeration, heading
+from pipeline.artifacts.metrics import METRICS
+from pipeline.artifacts.published import Case, Entry, Files, Numbers
+
+TOKENS = "training_tokens"
+_MARKERS = "osD^vP"
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """Draw a panel a metric over training tokens, with a curve a part of the entry."""
+    numbers, lines = Numbers(entry, files), quality.lines(entry)
+    found, cases = quality.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
+    tasks = quality.averaged(entry, cases, found)
+    numbers.add(row for case in cases for row in quality.average(case, tasks, found))
+    if tasks:
+        titles = [entry["tasks"][task]["title"] for task in tasks]
+        numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
+    parts = dict.fromkeys(line.part or "" for line in lines)
+    looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
+    handles = [handle(part, **style.line) for part, style in looks.items()]
+    height = -(-len(entry["metrics"]) // 2)
+    figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
+    grid = figure.add_gridspec(height, 2)
+    for place, metric in enumerate(entry["metrics"]):
+        axis = figure.add_subplot(grid[place // 2, place % 2])
+        for part, style in looks.items():
+            draw_curve(axis, _curve(numbers, (line.case for line in lines if line.part == part), metric), style)
+        axis.set(xscale="log", xlabel="Training tokens", ylabel=METRICS[metric].header)
+    return Drawing(figure, numbers.data)
+
+
+def _curve(numbers: Numbers, cases: Iterable[Case], metric: str) -> pd.DataFrame:
+    """Return the rows of a metric over training tokens, of the cases that have both."""
+    rows = [
+        row | {"at": tokens}
+        for case in cases
+        if (tokens := numbers.value(case, TOKENS)) and (row := numbers.find(case, metric)) and row["value"] is not None
+    ]
+    return pd.DataFrame(rows, columns=["at", "value", "low", "high"]).astype(float).sort_values("at")
