@@ -83,7 +83,7 @@ FACTS = (
         Fact(
             f"model_executor/models/{module}.py",
             f"{name}.__init__",
-            LLAMA if module == "llama" else f"{OTHERS.format(row.classes)}prefix: str",
+            LLAMA if module in ("llama", "qwen3_moe") else f"{OTHERS.format(row.classes)}prefix: str",
         )
         for row in ARCHITECTURES.values()
         for module, name in [row.decoder_layer.split(".")]

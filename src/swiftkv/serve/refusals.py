@@ -143,6 +143,11 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         "--decode-context-parallel-size); use --tensor-parallel-size",
     )
     yield (
+        model.is_moe and (parallel.data_parallel_size > 1 or parallel.enable_expert_parallel),
+        "SwiftKV models with experts do not support --data-parallel-size and --enable-expert-parallel, where each layer would "
+        "have to run as many rows on all ranks; use --tensor-parallel-size",
+    )
+    yield (
         parallel.use_ubatching,
         "SwiftKV models do not support micro-batches or dual batch overlap (--ubatch-size, --enable-dbo)",
     )
