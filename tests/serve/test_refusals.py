@@ -87,6 +87,9 @@ EXPECTED = {
     "expert parallelism": (
         checkpoint_with(of="experts", engine={"enable_expert_parallel": True}), "--enable-expert-parallel"
     ),
+    "quantized experts": (
+        checkpoint_with(of="experts", engine={"quantization": "fp8", "dtype": "bfloat16"}), "experts quantized with fp8"
+    ),
     "latent attention": (checkpoint_with(of="latent", engine={"max_model_len": 64}), "'deepseek_v2' cannot be served"),
     # Last: n-grams bring llvmlite, which vLLM's CPU build stumbles over as it starts another engine in the process.
     "drafts before a backend that reads on the host": (

@@ -101,7 +101,8 @@ def place(name):
     if ".experts." in name:
         experts, _, number = parent.rpartition(".")
         stack, part = EXPERTS[projection]
-        return f"{experts}.routed_experts.{stack}{kind}", (name, part, int(number))
+        target = f"{experts}.routed_experts.{stack}{kind}"
+        return target, (target, part, int(number))
     for stack, parts in STACKS.items():
         if stack.startswith(f"{parent}.") and projection in parts:
             return f"{stack}.{kind}", (parts[projection],)

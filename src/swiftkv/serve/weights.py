@@ -120,7 +120,8 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, *tuple[str | int, ...]] |
         return (f"model.caches.owners.{spec.owners.index(layer)}.{kind}",) if layer in spec.owners else None
     if (expert := _EXPERT.fullmatch(name)) is not None and expert[3] in _STACKED_EXPERTS:
         stacked, shard = _STACKED_EXPERTS[expert[3]]
-        return f"{expert[1]}.routed_experts.{stacked}_{expert[4]}", name, shard, int(expert[2])
+        target = f"{expert[1]}.routed_experts.{stacked}_{expert[4]}"
+        return target, target, shard, int(expert[2])  # the loader tells kinds of tensors apart by the name
     if match is None:
         return (name,)
     layer, module, kind = int(match[1]), match[2], match[3]
