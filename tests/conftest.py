@@ -49,20 +49,35 @@ LATENT = dict(
         "original_max_position_embeddings": 64,
     },
 )
-DEFAULTS = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 8}, "deepseek_v2": LATENT}
-GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3")
+# Layers with experts, and two without.
+EXPERTS = dict(
+    head_dim=8,
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=32,
+    norm_topk_prob=True,
+    mlp_only_layers=[1, 4],
+)
+DEFAULTS = {
+    "mistral": {"sliding_window": None},
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": EXPERTS,
+    "deepseek_v2": LATENT,
+}
+GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
 
 def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> PreTrainedModel:
-    """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture but DeepSeek-V2.
+    """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture without experts.
 
-    Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same but
-    Qwen3, which has norms on top.
+    Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all of these compute the same
+    but Qwen3, which has norms on top.
     """
     config = AutoConfig.for_model(architecture, **SHAPE | DEFAULTS.get(architecture, {}) | changes)
     model, generator = AutoModelForCausalLM.from_config(config), torch.Generator().manual_seed(1)
-    added = {"qwen2": ("_proj.bias",), "qwen3": ("q_norm.weight", "k_norm.weight", "_proj.bias")}.get(architecture, ())
+    normalized = ("q_norm.weight", "k_norm.weight", "_proj.bias")
+    added = {"qwen2": ("_proj.bias",), "qwen3": normalized, "qwen3_moe": normalized}.get(architecture, ())
     with torch.no_grad():
         # Far enough from symmetry that layers, heads, experts and norms differ visibly.
         for name, parameter in model.named_parameters():

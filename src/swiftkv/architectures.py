@@ -23,7 +23,8 @@ class Architecture:
         window: layers with a sliding window: None, "every layer", or "upper layers", those from `max_window_layers` on if
             `use_sliding_window` is set.
         normalized: whether queries and keys are normalized by head.
-        latent: whether it has latent attention and experts.
+        latent: whether it has latent attention.
+        experts: field in config.json that holds the number of routed experts, or None.
         fitted: projections that a fitted start replaces.
         decoder_layer: vLLM's layer, as module and class in `vllm.model_executor.models`.
         reads_head_dim: whether that layer reads `head_dim`.
@@ -37,6 +38,7 @@ class Architecture:
     window: str | None = None
     normalized: bool = False
     latent: bool = False
+    experts: str | None = None
     fitted: tuple[str, ...] = ("k_proj", "v_proj")
     decoder_layer: str = "llama.LlamaDecoderLayer"
     reads_head_dim: bool = True
@@ -62,10 +64,19 @@ ARCHITECTURES = {
         normalized=True,
         decoder_layer="qwen3.Qwen3DecoderLayer",
     ),
+    "qwen3_moe": Architecture(
+        "Qwen3Moe",
+        module="swiftkv.models.qwen3_moe",
+        window="every layer",
+        normalized=True,
+        experts="num_experts",
+        decoder_layer="qwen3_moe.Qwen3MoeDecoderLayer",
+    ),
     "deepseek_v2": Architecture(
         "DeepseekV2",
         module="swiftkv.models.deepseek_v2",
         latent=True,
+        experts="n_routed_experts",
         fitted=("kv_a_proj_with_mqa",),  # the expansion of the latent stays the teacher's
         not_served="vLLM's latent attention shares no KV cache between layers (MLACommonImpl: KV sharing is not supported "
         "for MLA), so layers >= l could neither skip prompt tokens nor share a cache",

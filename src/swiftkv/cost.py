@@ -20,14 +20,48 @@ GIGA, GIBI = 10**9, 2**30
 
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_EXPERTS = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size")
+_EXPERTS = ("num_experts_per_tok", "moe_intermediate_size")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts of a decoder.
+
+    Attributes:
+        routed: experts of a layer that its router chooses from.
+        active: how many of them a token passes.
+        shared: experts that every token passes besides.
+        intermediate_size: that of one expert.
+        dense: layers without experts, and with an ordinary MLP.
+    """
+
+    routed: int
+    active: int
+    shared: int
+    intermediate_size: int
+    dense: frozenset[int]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], routed: str) -> Experts:
+        """Read a config.json whose field `routed` has the number of experts."""
+        every = config.get("decoder_sparse_step") or 1
+        dense = {layer for layer in range(config["num_hidden_layers"]) if (layer + 1) % every}
+        dense |= {*range(config.get("first_k_dense_replace") or 0), *(config.get("mlp_only_layers") or ())}
+        return cls(
+            routed=config[routed],
+            active=config["num_experts_per_tok"],
+            shared=config.get("n_shared_experts") or 0,
+            intermediate_size=config["moe_intermediate_size"],
+            dense=frozenset(dense),
+        )
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Dimensions of a dense decoder.
+    """Dimensions of a decoder.
 
-    `windows` has one entry per layer: the sliding window in tokens, or None for full causal attention.
+    `windows` has one entry per layer: the sliding window in tokens, or None for full causal attention. `experts` is None
+    if all layers are dense.
     """
 
     hidden_size: int
@@ -38,6 +72,7 @@ class Dimensions:
     head_dim: int
     vocab_size: int
     windows: tuple[int | None, ...]
+    experts: Experts | None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Dimensions:
@@ -47,15 +82,20 @@ class Dimensions:
             UserError: unknown architecture, or a missing or impossible field.
         """
         row = architecture(config.get("model_type"))
-        needed = (*_REQUIRED, *(_LATENT + _EXPERTS if row.latent else ()))
-        for field in needed:
+        config = {
+            "num_experts": config.get("num_local_experts"),
+            **config,
+        }  # transformers writes the former as the latter
+        sizes = (*_REQUIRED, *(_LATENT if row.latent else ()))
+        for field in (*sizes, *((row.experts, *_EXPERTS) if row.experts else ())):
             if not isinstance(config.get(field), int) or config[field] < 1:
                 raise UserError(f"the model config has {field} = {config.get(field)!r}, not a positive integer")
         heads = config["num_attention_heads"]
-        optional = ("q_lora_rank", "first_k_dense_replace") if row.latent else ()
+        latent = {"q_lora_rank": config.get("q_lora_rank") or 0} if row.latent else {}
         return (LatentDimensions if row.latent else Dimensions)(
-            **{field: config[field] for field in needed},
-            **{field: config.get(field) or 0 for field in optional},
+            **{field: config[field] for field in sizes},
+            **latent,
+            experts=Experts.from_config(config, row.experts) if row.experts else None,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             windows=_windows(row, config),
@@ -77,8 +117,13 @@ class Dimensions:
         return weights, weights
 
     def mlp_weights(self, *, active: bool = True) -> tuple[int, ...]:
-        """Weights of each layer's MLP: those that one token uses, or all."""
-        return (3 * self.hidden_size * self.intermediate_size,) * self.num_hidden_layers
+        """Weights of each layer's MLP, or of its router and experts: those that one token uses, or all."""
+        dense, experts = 3 * self.hidden_size * self.intermediate_size, self.experts
+        if experts is None:
+            return (dense,) * self.num_hidden_layers
+        used = experts.shared + (experts.active if active else experts.routed)
+        sparse = self.hidden_size * (3 * experts.intermediate_size * used + experts.routed)
+        return tuple(dense if layer in experts.dense else sparse for layer in range(self.num_hidden_layers))
 
     @property
     def pair_flops(self) -> int:
@@ -92,7 +137,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class LatentDimensions(Dimensions):
-    """Dimensions of a decoder with latent attention and experts (DeepSeek-V2); names as in config.json.
+    """Dimensions of a decoder with latent attention (DeepSeek-V2); names as in config.json.
 
     The cache holds the latent and the rotary key. Keys and values are counted as expanded once per token. `q_lora_rank` is
     0 if queries have no latent.
@@ -103,11 +148,6 @@ class LatentDimensions(Dimensions):
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
-    first_k_dense_replace: int
-    moe_intermediate_size: int
 
     @property
     def query_weights(self) -> int:
@@ -123,13 +163,6 @@ class LatentDimensions(Dimensions):
         expansion = self.kv_lora_rank * self.num_attention_heads
         return self.hidden_size * self.cached() + expansion * self.qk_nope_head_dim, expansion * self.v_head_dim
 
-    def mlp_weights(self, *, active: bool = True) -> tuple[int, ...]:
-        """See `Dimensions`; the first layers are dense, the others have a router and experts."""
-        experts = self.n_shared_experts + (self.num_experts_per_tok if active else self.n_routed_experts)
-        sparse = self.hidden_size * (3 * self.moe_intermediate_size * experts + self.n_routed_experts)
-        dense = super().mlp_weights()[: self.first_k_dense_replace]
-        return dense + (sparse,) * (self.num_hidden_layers - len(dense))
-
     @property
     def pair_flops(self) -> int:
         return 2 * self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
@@ -143,7 +176,7 @@ def _windows(row: Architecture, config: Mapping[str, Any]) -> tuple[int | None, 
     if types := config.get("layer_types"):
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     first = {"every layer": 0, "upper layers": config.get("max_window_layers", layers)}.get(str(row.window), layers)
-    if row.window == "upper layers" and not config.get("use_sliding_window"):
+    if not config.get("use_sliding_window", row.window == "every layer"):
         first = layers
     return tuple(window if layer >= first else None for layer in range(layers))
 

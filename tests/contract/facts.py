@@ -46,6 +46,7 @@ REVERSED = "for layer_name in reversed(attn_layers)"
 ROWS = "logits_indices_padded=buf[:num_logits_padded], num_logits_indices=num_logits"
 LLAMA = "self, vllm_config: VllmConfig, prefix: str"
 OTHERS = "self, config: {}Config, cache_config: CacheConfig | None=None, quant_config: QuantizationConfig | None=None, "
+EXPERT = "self, param: torch.nn.Parameter, loaded_weight: torch.Tensor, weight_name: str, shard_id: str, expert_id: int"
 FACTS = (
     # The last unbroken run of layers that share caches may skip rows, in the order they are made.
     Fact(f"{WORKER}/gpu_model_runner.py", "maybe_add_kv_sharing_layers_to_kv_cache_groups", REVERSED),
@@ -78,14 +79,15 @@ FACTS = (
     Fact(ATTENTION, "unified_kv_cache_update", "attn_layer.impl.do_kv_cache_update("),
     # An architecture's settings are checked before an engine starts.
     Fact("config/vllm.py", "VllmConfig.try_verify_and_update_config", "cls.verify_and_update_config(self)"),
-    # Layers below l are vLLM's own.
+    # Layers are vLLM's own, from l on with another attention.
     *(
-        Fact(
-            f"model_executor/models/{module}.py",
-            f"{name}.__init__",
-            LLAMA if module == "llama" else f"{OTHERS.format(row.classes)}prefix: str",
-        )
+        Fact(f"model_executor/models/{module}.py", f"{name}.{function}", text)
         for row in ARCHITECTURES.values()
         for module, name in [row.decoder_layer.split(".")]
+        for function, text in {
+            "__init__": LLAMA if module in ("llama", "qwen3_moe") else f"{OTHERS.format(row.classes)}prefix: str",
+            "forward": "self.self_attn(positions=positions, hidden_states=hidden_states)",
+        }.items()
     ),
+    Fact("model_executor/layers/fused_moe/routed_experts.py", "RoutedExperts.weight_loader", EXPERT),
 )

@@ -26,6 +26,8 @@ MODELS = {
     "1 head above, sliding": ("mistral", 4, 4, {"kv_heads": 1, "sliding_window": 64}),
     "own, qwen2": ("qwen2", 10, 1, BIAS | {"own": True}),
     "own, qwen3": ("qwen3", 10, 1, {"own": True}),
+    "experts, groups of 3": ("qwen3_moe", 4, 3, {}),
+    "experts, own": ("qwen3_moe", 10, 1, {"own": True}),
     # In parts, vLLM's first runner tells nobody where a prompt ends once it speculates. No engine starts after it.
     "own, drafts": ("llama", 4, 1, {"own": True, "answers": 24}),
 }  # fmt: skip

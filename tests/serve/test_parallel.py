@@ -15,6 +15,8 @@ MODELS = {
     "heads divided": ("qwen2", 8, 5, {"random_bias": True}),
     # 4 heads below l, 2 on each rank, and 1 from l on, of which both hold a copy.
     "fewer heads copied": ("llama", 8, 4, {"kv_heads": 1}),
+    # Half of each expert on each rank.
+    "experts": ("qwen3_moe", 8, 4, {}),
 }
 
 

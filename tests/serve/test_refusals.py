@@ -84,6 +84,12 @@ EXPECTED = {
     "qwen2 with a head size of its own": (
         checkpoint_with(of="windows", head_dim=16, use_sliding_window=False, layer_types=None), "head_dim 16", "32"
     ),
+    "expert parallelism": (
+        checkpoint_with(of="experts", engine={"enable_expert_parallel": True}), "--enable-expert-parallel"
+    ),
+    "quantized experts": (
+        checkpoint_with(of="experts", engine={"quantization": "fp8", "dtype": "bfloat16"}), "experts quantized with fp8"
+    ),
     "latent attention": (checkpoint_with(of="latent", engine={"max_model_len": 64}), "'deepseek_v2' cannot be served"),
     # Last: n-grams bring llvmlite, which vLLM's CPU build stumbles over as it starts another engine in the process.
     "drafts before a backend that reads on the host": (
@@ -98,6 +104,7 @@ def answers(engines, checkpoint, tmp_path_factory):
     windows = checkpoint("qwen2", 10, 2, use_sliding_window=True, sliding_window=48, max_window_layers=10)
     folder.with_name("windows").symlink_to(windows)
     folder.with_name("latent").symlink_to(checkpoint("deepseek_v2", 10, 2))
+    folder.with_name("experts").symlink_to(checkpoint("qwen3_moe", 10, 2))
     cases = {name: make(folder, new / name.replace(" ", "-")) for name, (make, *_) in EXPECTED.items()}
     return engines(cases, refused=True)
 

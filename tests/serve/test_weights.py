@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.conftest import tiny_teacher
+from transformers.core_model_loading import revert_weight_conversion
 
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
@@ -26,11 +27,14 @@ STACKS = {
 }
 # Layers 1 and 2 share a cache, and layer 3 has one of its own.
 CACHES = {(1, "k"): 0, (3, "k"): 1, (1, "v"): 2, (3, "v"): 3}
+EXPERTS = {"gate_proj": ("w13_", "w1"), "up_proj": ("w13_", "w3"), "down_proj": ("w2_", "w2")}
+# Linear layers in the checkpoint; of Qwen3-MoE's layers one is dense, and three have 8 experts.
+LINEAR = {"llama": 7 + 3 * 5 + 4, "qwen3_moe": 4 + 3 * 2 + 4 + 3 + 3 * 8 * 3}
 
 
-@pytest.fixture(scope="module")
-def model():
-    return rewire(tiny_teacher(num_hidden_layers=4), SwiftKVSpec(4, 1, 2))
+@pytest.fixture(scope="module", params=LINEAR)
+def model(request):
+    return rewire(tiny_teacher(request.param, num_hidden_layers=4), SwiftKVSpec(4, 1, 2))
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def config(model):
 def checkpoint(model, form):
     """Names and tensors; a tensor of a quantized layer is a number of its own."""
     unused, made = model.model.teacher_projection_names(prefix="model."), {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in saved(model).items():
         module, _, kind = name.rpartition(".")
         if name in unused:
             continue
@@ -55,13 +59,18 @@ def checkpoint(model, form):
     return made
 
 
+def saved(model):
+    """Experts are saved one by one."""
+    return revert_weight_conversion(model, model.state_dict())
+
+
 class Placed(dict):
     """vLLM's parameters, which remember what is loaded into which part of them."""
 
     def __init__(self, model, form):
         super().__init__()
         self.loaded = {}
-        for name in model.state_dict():
+        for name in saved(model):
             module, _, kind = name.rpartition(".")
             linear = kind == "weight" and module.endswith(("_proj", "_proj_swiftkv"))
             for stored in FORMS[form] + OPTIONAL.get(form, []) if linear else [kind]:
@@ -72,7 +81,7 @@ class Placed(dict):
         self[name] = parameter = torch.nn.Parameter(torch.full(shape, -1.0), requires_grad=False)
         if outputs is not None:
             parameter.output_dim = outputs
-        parameter.weight_loader = lambda parameter, tensor, part=None: self.load(name, parameter, tensor, part)
+        parameter.weight_loader = lambda parameter, tensor, *part: self.load(name, parameter, tensor, part)
 
     def load(self, name, parameter, tensor, part):
         self.loaded[name, part] = tensor
@@ -81,15 +90,23 @@ class Placed(dict):
 
 
 def place(name):
-    """The parameter that a tensor belongs to, and its part of it."""
+    """The parameter that a tensor belongs to, and what its loader is told besides."""
     module, _, kind = name.rpartition(".")
     parent, _, projection = module.rpartition(".")
+    layer = parent.split(".")[2:3]
     if projection in ("k_proj_swiftkv", "v_proj_swiftkv"):
-        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[int(module.split(".")[2]), projection[0]]
+        return f"model.caches.kv_proj_swiftkv.{kind}", (CACHES[int(layer[0]), projection[0]],)
+    if projection == "k_norm_swiftkv":
+        return f"model.caches.{projection}.{kind}", (CACHES[int(layer[0]), "k"],)
+    if ".experts." in name:
+        experts, _, number = parent.rpartition(".")
+        stack, part = EXPERTS[projection]
+        target = f"{experts}.routed_experts.{stack}{kind}"
+        return target, (target, part, int(number))
     for stack, parts in STACKS.items():
         if stack.startswith(f"{parent}.") and projection in parts:
-            return f"{stack}.{kind}", parts[projection]
-    return name, None
+            return f"{stack}.{kind}", (parts[projection],)
+    return name, ()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -99,7 +116,7 @@ def test_every_tensor_gets_to_its_place(model, config, form):
     filled = load_weights(config, parameters, None, (tensors | unserved).items())
     assert filled == {target for target, _ in parameters.loaded}
     linear = [name for name in tensors if "_proj" in name]
-    assert len(linear) == len(FORMS[form]) * (7 + 3 * 5 + 4)
+    assert len(linear) == len(FORMS[form]) * LINEAR[model.config.model_type.removesuffix("_swiftkv")]
     for name in linear:
         assert parameters.loaded[place(name)] is tensors[name], name
 
@@ -122,7 +139,7 @@ def test_a_missing_tensor_is_named(model, config, form):
     ],
 )
 def test_a_tensor_of_another_shape_or_name_is_named(model, name, rows, sentence):
-    tensors = model.state_dict() | {f"model.layers.{name}.weight": torch.ones(rows, 64)}
+    tensors = saved(model) | {f"model.layers.{name}.weight": torch.ones(rows, 64)}
     with pytest.raises(UserError, match=f"{name}.weight.*{sentence}"):
         load_weights(model.config, Placed(model, "float8"), None, tensors.items())
 
@@ -169,7 +186,7 @@ def test_heads_are_copied_to_all_ranks_that_hold_them(model, config, shape, outp
     given = torch.arange(prod(shape)).reshape(shape)
     source = "model.layers.3.self_attn.k_proj_swiftkv.qweight"
     load_weights(config, parameters, caches, [(source, given)], complete=False)
-    found = parameters.loaded[name, 1]
+    found = parameters.loaded[name, (1,)]
     if outputs is None:
         assert found is given
     else:  # two heads of two numbers, each for two ranks

@@ -127,6 +127,7 @@ def test_one_copy_of_frozen_weights(train):
         ("llama", SPEC, {"hidden_state_weight": 3.0}),
         ("qwen2", EXIT, {}),
         ("qwen3", EXIT, {"loss": "lm"}),
+        ("qwen3_moe", EXIT, {"hidden_state_weight": 3.0}),
         ("deepseek_v2", SPEC, {"hidden_state_weight": 3.0, "hidden_state_layer": -1, "logits_weight": 2.0}),
     ],
 )

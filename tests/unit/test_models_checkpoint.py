@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, write
+from tests.quantized import QUANTIZATION
 from tests.unit.distill_helpers import ROOT, tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -59,6 +60,7 @@ def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens, capf
         ("llama", ()),
         ("mistral", ("embed",)),
         ("qwen2", ("model.layers.4.mlp.up_proj.weight", "model.norm.weight")),
+        ("qwen3_moe", ("model.layers.3.mlp.experts.gate_up_proj", "model.layers.5.mlp.gate.weight")),
         ("deepseek_v2", ("model.layers.4.mlp.experts.down_proj", "model.layers.5.mlp.gate.weight")),
     ],
 )
@@ -121,6 +123,14 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
     assert torch.equal(model(tokens).logits, expected(tokens).logits)
     assert torch.equal(model.generate(tokens, max_new_tokens=4), expected.generate(tokens, max_new_tokens=4))
     assert model.model.layers[5].self_attn.o_proj.weight is teacher.model.layers[5].self_attn.o_proj.weight
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v2"])
+def test_quantized_experts_are_refused(architecture, tiny_teacher, tmp_path):
+    tiny_teacher(architecture).save_pretrained(tmp_path)
+    edit_config(tmp_path, quantization_config=QUANTIZATION)
+    with pytest.raises(UserError, match=r"config.json has quantized experts"):
+        load_base(tmp_path)
 
 
 def edit_config(folder: Path, **fields) -> None:

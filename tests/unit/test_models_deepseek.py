@@ -14,7 +14,7 @@ from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire
-from swiftkv.models.checkpoint import _saved_shapes
+from swiftkv.models.checkpoint import saved_shapes
 from swiftkv.spec import SwiftKVSpec
 
 # config.json of DeepSeek-V2-Lite-Chat, all fields and their spelling, in a small size.
@@ -47,7 +47,7 @@ def test_the_real_model_s_size_and_scaling():
     config = AutoConfig.for_model(**HUB_CONFIG | sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shapes = _saved_shapes(model)
+    shapes = saved_shapes(model)
     assert (len(shapes), sum(map(math.prod, shapes.values()))) == (5291, 15_706_484_224)
     assert parameter_count(dimensions) == 15_706_484_224
     assert model.model.rotary_emb.attention_scaling == 1.0

@@ -1,8 +1,8 @@
 """SwiftKV for Hugging Face models; importing this registers the classes with transformers' Auto classes.
 
-`attention.py`, `swiftkv.py` and `configuration.py` are shared by all architectures, `qwen3.py` and `deepseek_v2.py` hold
-the differences of these two (docs/adding/model.md), `classes.py` builds the classes. `rewire.py` turns an ordinary model
-into a SwiftKV model, `checkpoint.py` reads checkpoints and `saving.py` writes them.
+`attention.py`, `swiftkv.py` and `configuration.py` are shared by all architectures, `qwen3.py`, `qwen3_moe.py` and
+`deepseek_v2.py` hold the differences of these (docs/adding/model.md), `classes.py` builds the classes. `rewire.py` turns an
+ordinary model into a SwiftKV model, `checkpoint.py` reads checkpoints and `saving.py` writes them.
 """
 
 from swiftkv.models.checkpoint import (

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from swiftkv.architectures import ARCHITECTURES
+from swiftkv.architectures import ARCHITECTURES, architecture
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import read_json
@@ -89,7 +89,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     parameters = dict(model.named_parameters())
     changed, shapes = {}, _shapes(path)
     # Experts, stored one by one, are assembled by transformers.
-    if assembled := parameters.keys() - shapes.keys() - _saved_shapes(model).keys():
+    if assembled := parameters.keys() - shapes.keys() - saved_shapes(model).keys():
         own = load_swiftkv(path, teacher.dtype).state_dict()
         for name in assembled:
             tensor = own[name].to(parameters[name].device)
@@ -260,6 +260,8 @@ def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
         raise UserError(f"{config_file} does not describe a possible model: {one_line(error)}") from None
     if is_quantized(config):
         check_scheme(config.quantization_config, str(config_file))
+        if architecture(model_type).experts:
+            raise UserError(f"{config_file} has quantized experts, which can be served but neither trained nor scored")
     check_tensors(path, config, scales=is_quantized(config))
     return config
 
@@ -277,7 +279,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    needed = _saved_shapes(model)
+    needed = saved_shapes(model)
     found = _shapes(path)
     if scales:
         channels = {name: needed[f"{name}.weight"][0] for name in quantized_names(model)}
@@ -307,7 +309,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
             )
 
 
-def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes in the model's checkpoint, where experts are stored one by one."""
     tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
 from swiftkv.architectures import ARCHITECTURES, Architecture
 from swiftkv.models.attention import SwiftKVAttentionMixin
@@ -53,7 +54,10 @@ def _make(model_type: str, row: Architecture) -> Classes:
 CLASSES = {model_type: _make(model_type, row) for model_type, row in ARCHITECTURES.items()}
 SWIFTKV_TYPES = {classes.config.model_type for classes in CLASSES.values()}
 
-for _classes in CLASSES.values():
+for _model_type, _classes in CLASSES.items():
+    # Checkpoints hold experts one by one, the model holds them as one tensor.
+    if _mapping := get_checkpoint_conversion_mapping(_model_type):
+        register_checkpoint_conversion_mapping(_classes.config.model_type, _mapping)
     AutoConfig.register(_classes.config.model_type, _classes.config)
     AutoModel.register(_classes.config, _classes.model)
     AutoModelForCausalLM.register(_classes.config, _classes.causal_lm)

@@ -8,10 +8,6 @@ keeps the normed latent and RoPE(k_R), not keys and values. Experts stay the mod
 
 import torch
 from transformers.cache_utils import Cache
-from transformers.conversion_mapping import (
-    get_checkpoint_conversion_mapping,
-    register_checkpoint_conversion_mapping,
-)
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from swiftkv.models.attention import PositionEmbeddings, SwiftKVAttentionMixin, each_table
@@ -78,7 +74,3 @@ def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Te
     """Apply RoPE to [B, heads, T, rotary size], neighboring elements as one complex number, in float32."""
     pairs = torch.view_as_complex(states.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * position_embeddings.unsqueeze(1)).flatten(-2).type_as(states)
-
-
-# Checkpoints hold experts one by one, the model holds them as one tensor.
-register_checkpoint_conversion_mapping("deepseek_v2_swiftkv", get_checkpoint_conversion_mapping("deepseek_v2"))

@@ -18,14 +18,7 @@ from vllm.model_executor.layers.attention.attention import (
 )
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.models.llama import LlamaMLP
+from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata, subclass_attention_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec
@@ -58,16 +51,6 @@ class Heads:
         self.total_key_value = total_kv
         self.key_value = max(1, total_kv // ranks)
         self.copies = max(1, ranks // total_kv)
-
-
-def make_rope(config: Any, heads: Heads) -> nn.Module:
-    """Return the model's rotary embedding, which vLLM shares between layers."""
-    return get_rope(
-        heads.head_dim,
-        max_position=config.max_position_embeddings,
-        rope_parameters=config.rope_parameters,
-        is_neox_style=True,
-    )
 
 
 def make_attention(
@@ -107,10 +90,10 @@ class CacheOwner(Attention):
 class SwiftKVCaches(nn.Module):
     """Keys and values of all layers >= l: one GEMM (Sec. 3.5), and one cache per AcrossKV group (Sec. 3.3).
 
-    Create it before the layers >= l, which name its `CacheOwner`s as targets.
+    Create it before the layers >= l, which name its `CacheOwner`s as targets. `rotary_emb` is the model's.
     """
 
-    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, prefix: str) -> None:
+    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, prefix: str, rotary_emb: nn.Module) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         row = architecture(config.model_type)
@@ -125,7 +108,7 @@ class SwiftKVCaches(nn.Module):
             quant_config=vllm_config.quant_config,
             prefix=f"{prefix}.layers.{spec.num_key_value_layers}.self_attn.kv_proj_swiftkv",
         )
-        self.rotary_emb = make_rope(config, heads)
+        self.rotary_emb = rotary_emb
         owners = [
             make_attention(CacheOwner, vllm_config, heads, layer, owner_name(prefix, layer)) for layer in spec.owners
         ]
@@ -254,99 +237,55 @@ class WriterAttention(ReaderAttention):
         return output.flatten(1)
 
 
+def make_reader(vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> Attention:
+    """Make the attention module of a layer >= l, which reads its group's cache."""
+    fast = vllm_config.cache_config.kv_sharing_fast_prefill
+    kind = WriterAttention if spec.own_key_values else ReaderAttention if fast else Attention
+    heads, prefix = Heads(vllm_config.model_config.hf_config), f"{model_prefix}.layers.{layer}.self_attn.attn"
+    return make_attention(kind, vllm_config, heads, layer, prefix, owner_name(model_prefix, spec.owner(layer)))
+
+
 class SwiftKVAttention(nn.Module):
-    """Attention of a layer >= l: own queries and output projection, the group's keys and values.
+    """Attention of a layer >= l: own queries, the group's keys and values, the original model's output projection."""
 
-    With own_key_values rows also have own keys and values, and all projections are the model's.
-    """
-
-    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
+    def __init__(
+        self, original: Any, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str
+    ) -> None:
+        """`original` is the attention of vLLM's layer."""
         super().__init__()
-        config, quant_config = vllm_config.model_config.hf_config, vllm_config.quant_config
-        row = architecture(config.model_type)
-        prefix = f"{model_prefix}.layers.{layer}.self_attn"
-        heads = Heads(config)
-        self.own, bias = spec.own_key_values, has_bias(row.bias, config.to_dict())
-        if self.own:
-            self.qkv_proj = QKVParallelLinear(
-                config.hidden_size,
-                heads.head_dim,
-                heads.total_query,
-                heads.total_key_value,
-                bias=bias,
-                quant_config=quant_config,
-                prefix=f"{prefix}.qkv_proj",
-            )
-            self.sizes = [heads.query * heads.head_dim] + 2 * [heads.key_value * heads.head_dim]
-        else:
-            self.q_proj_swiftkv = ColumnParallelLinear(
-                config.hidden_size,
-                heads.total_query * heads.head_dim,
-                bias=bias,
-                quant_config=quant_config,
-                prefix=f"{prefix}.q_proj_swiftkv",
-            )
-        for name in ("q_norm", "k_norm") if self.own else ("q_norm_swiftkv",):
-            setattr(self, name, RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalized else None)
-        self.head_dim = heads.head_dim
-        self.o_proj = RowParallelLinear(
-            heads.total_query * heads.head_dim,
+        config = vllm_config.model_config.hf_config
+        row, heads = architecture(config.model_type), Heads(config)
+        self.q_proj_swiftkv = ColumnParallelLinear(
             config.hidden_size,
-            bias=has_bias(row.output_bias, config.to_dict()),
-            quant_config=quant_config,
-            prefix=f"{prefix}.o_proj",
+            heads.total_query * heads.head_dim,
+            bias=has_bias(row.bias, config.to_dict()),
+            quant_config=vllm_config.quant_config,
+            prefix=f"{model_prefix}.layers.{layer}.self_attn.q_proj_swiftkv",
         )
-        self.rotary_emb = make_rope(config, heads)
-        fast = vllm_config.cache_config.kv_sharing_fast_prefill
-        kind = WriterAttention if self.own else ReaderAttention if fast else Attention
-        target = owner_name(model_prefix, spec.owner(layer))
-        self.attn = make_attention(kind, vllm_config, heads, layer, f"{prefix}.attn", target)
+        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalized else None
+        self.o_proj, self.rotary_emb = original.o_proj, original.rotary_emb
+        self.attn = make_reader(vllm_config, spec, layer, model_prefix)
+        self.head_dim = heads.head_dim
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """Attend to the group's cache with normed states [rows, hidden]."""
-        if self.own:
-            query, key, value = self.qkv_proj(hidden_states)[0].split(self.sizes, dim=-1)
-            query, key = self._by_head("q_norm", query), self._by_head("k_norm", key)
-            query, key = self.rotary_emb(positions, query, key)
-        else:
-            query, key, value = self._by_head("q_norm_swiftkv", self.q_proj_swiftkv(hidden_states)[0]), None, None
-            query, _ = self.rotary_emb(positions, query, None)
-        output, _ = self.o_proj(self.attn(query, key, value))
+        query, _ = self.q_proj_swiftkv(hidden_states)
+        if self.q_norm_swiftkv is not None:
+            query = self.q_norm_swiftkv(query.unflatten(-1, (-1, self.head_dim))).flatten(1)
+        query, _ = self.rotary_emb(positions, query, None)
+        output, _ = self.o_proj(self.attn(query, None, None))
         return output
 
-    def _by_head(self, name: str, states: torch.Tensor) -> torch.Tensor:
-        """Apply the norm `name`, if there is one, to each head of [rows, heads * head_dim]."""
-        norm = getattr(self, name)
-        return states if norm is None else norm(states.unflatten(-1, (-1, self.head_dim))).flatten(1)
 
+def rewire_layer(original: Any, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> nn.Module:
+    """Make one of vLLM's decoder layers read its group's cache.
 
-class SwiftKVDecoderLayer(nn.Module):
-    """A layer >= l with the original model's norms and MLP."""
-
-    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.self_attn = SwiftKVAttention(vllm_config, spec, layer, model_prefix)
-        self.mlp = LlamaMLP(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            hidden_act=config.hidden_act,
-            quant_config=vllm_config.quant_config,
-            bias=getattr(config, "mlp_bias", False),
-            prefix=f"{model_prefix}.layers.{layer}.mlp",
-        )
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the layer on [rows, hidden]; the next norm adds `residual` to `hidden_states`."""
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions, hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
+    Norms and MLP or experts stay the model's own, with own_key_values all projections too.
+    """
+    # The new module of attention takes the old one's name.
+    del vllm_config.compilation_config.static_forward_context[original.self_attn.attn.layer_name]
+    if spec.own_key_values:
+        original.self_attn.attn = make_reader(vllm_config, spec, layer, model_prefix)
+    else:
+        original.self_attn = SwiftKVAttention(original.self_attn, vllm_config, spec, layer, model_prefix)
+    return original

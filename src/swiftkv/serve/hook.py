@@ -68,6 +68,8 @@ class SwiftKVSettings(VerifyAndUpdateConfig):
         if fast and vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL:
             logger.warning("SwiftKV fast prefill: CUDA graphs are FULL for decode batches only, PIECEWISE for others")
             vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+        # It finds layers with experts by counting calls, some of which replayed graphs and skipped layers leave out.
+        vllm_config.compilation_config.fast_moe_cold_start = False
         skipped = spec.num_hidden_layers - spec.num_key_value_layers
         logger.info(
             "SwiftKV: layers %d to %d read %d KV cache(s) made from layer %d's input; %s",

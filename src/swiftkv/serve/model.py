@@ -29,7 +29,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.architectures import ARCHITECTURES
-from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
+from swiftkv.serve.attention import SwiftKVCaches, announce, rewire_layer
 from swiftkv.serve.graphs import UpperGraphs
 from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.serve.refusals import refuse_final
@@ -94,7 +94,7 @@ class UpperHalf(nn.Module):
 class SwiftKVModel(nn.Module):
     """The decoder, with all modules under the checkpoint's names; the two halves share them."""
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", lower_layer) -> None:
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", make_layer) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.spec = spec = SwiftKVSpec.from_config(config)
@@ -105,12 +105,13 @@ class SwiftKVModel(nn.Module):
             prefix=f"{prefix}.embed_tokens",
         )
         # In this order: in vLLM the last consecutive layers that share caches, as created, skip prompt rows.
-        layers = [lower_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
-        self.caches = SwiftKVCaches(vllm_config, spec, prefix) if spec.groups else None
+        layers = [make_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
+        rotary_emb = layers[0].self_attn.rotary_emb
+        self.caches = SwiftKVCaches(vllm_config, spec, prefix, rotary_emb) if spec.groups else None
         if self.caches is not None:
             refuse_final(vllm_config, self.caches.backend)
         layers += [
-            SwiftKVDecoderLayer(vllm_config, spec, i, prefix)
+            rewire_layer(make_layer(vllm_config, f"{prefix}.layers.{i}"), vllm_config, spec, i, prefix)
             for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
         ]
         self.layers = nn.ModuleList(layers)
@@ -196,7 +197,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
     }
 
     @classmethod
-    def lower_layer(cls, vllm_config: VllmConfig, prefix: str) -> nn.Module:
+    def make_layer(cls, vllm_config: VllmConfig, prefix: str) -> nn.Module:
         """Make one of vLLM's decoder layers, which take either the whole configuration or its parts."""
         module, _, name = cls.decoder_layer.partition(".")
         layer = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
@@ -210,7 +211,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         self.config = config = vllm_config.model_config.hf_config
         self.awaits_checkpoint = vllm_config.load_config.load_format != "dummy"
         self.model = SwiftKVModel(
-            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), lower_layer=self.lower_layer
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), make_layer=self.make_layer
         )
         if config.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens

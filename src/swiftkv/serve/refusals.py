@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config import CUDAGraphMode
+from vllm.platforms import current_platform
 
 from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
@@ -141,6 +142,16 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1,
         "SwiftKV models do not support context parallelism (--prefill-context-parallel-size, "
         "--decode-context-parallel-size); use --tensor-parallel-size",
+    )
+    yield (
+        model.is_moe and (parallel.data_parallel_size > 1 or parallel.enable_expert_parallel),
+        "SwiftKV models with experts do not support --data-parallel-size and --enable-expert-parallel, where each layer would "
+        "have to run as many rows on all ranks; use --tensor-parallel-size",
+    )
+    yield (
+        model.is_moe and model.quantization is not None and current_platform.is_cpu(),
+        f"experts quantized with {model.quantization} cannot be served on a processor, where vLLM has kernels for few forms of "
+        "them; serve a checkpoint in 16 bits, or on a GPU",
     )
     yield (
         parallel.use_ubatching,

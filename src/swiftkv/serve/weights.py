@@ -10,6 +10,7 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from swiftkv.errors import UserError
+from swiftkv.models.checkpoint import saved_shapes
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.serve.attention import Heads, SwiftKVCaches
 from swiftkv.spec import SwiftKVSpec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
+_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # Calibration of a float8 cache: of an attention layer, or of the projection that fills the cache.
 _CACHE_SCALE = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.self_attn\.(attn\.)?(?P<of>[qkv])"
@@ -34,6 +36,9 @@ _STACKED = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
+# vLLM's parameter of all experts, and its shards.
+_STACKED_EXPERTS = {"gate_proj": ("w13", "w1"), "up_proj": ("w13", "w3"), "down_proj": ("w2", "w2")}
+_BEFORE_KIND = re.compile(r".*\.(w13_|w2_)?")  # of a parameter's name; its kind is "weight", "scales" and the like
 
 
 def load_weights(
@@ -66,7 +71,7 @@ def load_weights(
         place = _place(name, spec)
         if place is None or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
-        target, shard = place
+        target, *shard = place
         if target not in parameters:
             if _CACHE_SCALE.fullmatch(name) or (quantized and _says_nothing(name, tensor)):
                 continue
@@ -82,7 +87,7 @@ def load_weights(
         if caches is not None and "kv_proj_swiftkv" in target and caches.heads.copies > 1:
             tensor = _copy_heads(name, tensor, parameter, caches.heads)
         loader = getattr(parameter, "weight_loader", default_weight_loader)
-        loader(parameter, tensor, *(() if shard is None else (shard,)))
+        loader(parameter, tensor, *shard)
         filled.add(target)
     if missing:
         raise UserError(
@@ -99,8 +104,8 @@ def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
     return name.endswith(".bias") and not tensor.any()
 
 
-def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
-    """Return a tensor's parameter and its shard; None if it is not needed."""
+def _place(name: str, spec: SwiftKVSpec) -> tuple[str, *tuple[str | int, ...]] | None:
+    """Return a tensor's parameter and the arguments that name its shard to the loader; None if it is not needed."""
     if name.startswith(EARLY_EXIT_HEAD) or name.endswith("rotary_emb.inv_freq"):  # the latter in old checkpoints
         return None
     match, scale = _LAYER.fullmatch(name), _CACHE_SCALE.fullmatch(name)
@@ -110,11 +115,15 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     if scale is not None:
         layer, kind = int(scale["layer"]), f"{scale['of']}_{scale['kind'] or 'scale'}"
         if layer < spec.num_key_value_layers or scale["of"] == "q":
-            return f"model.layers.{layer}.self_attn.attn.{kind}", None
+            return (f"model.layers.{layer}.self_attn.attn.{kind}",)
         # Scales of keys and values belong to the cache, which the group's first layer owns.
-        return (f"model.caches.owners.{spec.owners.index(layer)}.{kind}", None) if layer in spec.owners else None
+        return (f"model.caches.owners.{spec.owners.index(layer)}.{kind}",) if layer in spec.owners else None
+    if (expert := _EXPERT.fullmatch(name)) is not None and expert[3] in _STACKED_EXPERTS:
+        stacked, shard = _STACKED_EXPERTS[expert[3]]
+        target = f"{expert[1]}.routed_experts.{stacked}_{expert[4]}"
+        return target, target, shard, int(expert[2])  # the loader tells kinds of tensors apart by the name
     if match is None:
-        return name, None
+        return (name,)
     layer, module, kind = int(match[1]), match[2], match[3]
     prefix = name[: name.index(f".{module}.{kind}")]
     if module in ("k_proj_swiftkv", "v_proj_swiftkv", "k_norm_swiftkv"):
@@ -128,8 +137,8 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
             return f"model.caches.k_norm_swiftkv.{kind}", group
         shard = group if module == "k_proj_swiftkv" else len(spec.owners) + group
         return f"model.caches.kv_proj_swiftkv.{kind}", shard
-    stacked, shard = _STACKED.get(module, (module, None))
-    return f"{prefix}.{stacked}.{kind}", shard
+    stacked, *shard = _STACKED.get(module, (module,))
+    return f"{prefix}.{stacked}.{kind}", *shard
 
 
 def _share_cache_scales(parameters: dict[str, torch.nn.Parameter], spec: SwiftKVSpec) -> set[str]:
@@ -153,21 +162,21 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
         reference = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     unneeded = tied | {f"{EARLY_EXIT_HEAD}weight"} | set(reference.model.teacher_projection_names(prefix="model."))
-    return {name: tuple(t.shape) for name, t in reference.state_dict().items() if name not in unneeded}
+    return {name: shape for name, shape in saved_shapes(reference).items() if name not in unneeded}
 
 
 def _stored(plain: Iterable[str], parameters: Iterable[str], spec: SwiftKVSpec) -> set[str]:
     """Return the names of the required tensors of a quantized checkpoint, which replace each weight in vLLM's layers."""
     kinds: dict[str, set[str]] = {}
     for name in parameters:
-        module, _, kind = name.rpartition(".")
-        kinds.setdefault(module, set()).add(kind)
+        kind = _BEFORE_KIND.sub("", name)
+        kinds.setdefault(name.removesuffix(kind), set()).add(kind)
     needed = set()
     for name in plain:
         module, _, kind = name.rpartition(".")
         place = _place(name, spec)
         assert place is not None  # `plain` has required tensors only
-        own = {found for found in kinds.get(place[0].rpartition(".")[0], ()) if _STORED.fullmatch(found)}
+        own = {found for found in kinds.get(place[0].removesuffix(kind), ()) if _STORED.fullmatch(found)}
         needed |= {f"{module}.{found}" for found in own or {kind}} if kind == "weight" else {name}
     return needed
 

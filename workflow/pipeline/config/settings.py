@@ -91,7 +91,7 @@ class Model(Section):
     architecture: Text | None = key("A file with its public dimensions; the cost model then needs no download.", None)
     num_hidden_layers: Whole = key("L, the number of decoder layers; checked against the checkpoint.")
     num_key_value_layers: dict[Reduction, Whole] = key("l by nominal prefill reduction in percent.", min_length=1)
-    model_type: Literal["deepseek_v2", "qwen3"] | None = key(
+    model_type: Literal["deepseek_v2", "qwen3", "qwen3_moe"] | None = key(
         "transformers' name of its architecture where this lacks something of Llama's: what cannot be then stops "
         "the plan.",
         None,
