@@ -16,7 +16,7 @@ from pipeline.artifacts.claims import (
     UNDECIDED,
     UNMEASURED,
     Claim,
-    Scene,
+    Results,
 )
 from pipeline.artifacts.frame import frame
 from pipeline.artifacts.judge import judge, with_settings
@@ -31,15 +31,15 @@ H100 = "1 × NVIDIA H100 80GB HBM3, bfloat16, vLLM 0.32.0"
 POSITIVE, GAIN, LOSS = (0, math.inf), (1.05, math.inf), (-math.inf, 3)
 
 
-def made(metric, value, low=None, high=None, *, model="llama-3.1-8b", variant="swiftkv-50", **more):
+def measured(metric, value, low=None, high=None, *, model="llama-3.1-8b", variant="swiftkv-50", **more):
     known = {"source": "measured", "kv_cache": "auto", "status": "ok", "n": 7, "conditions": H100}
     return (
         known | {"model": model, "variant": variant, "metric": metric, "value": value, "low": low, "high": high} | more
     )
 
 
-def scene(*rows, points=None, **more):
-    return Scene({"t": with_settings(frame(rows), points or {})}, ROLES, **more)
+def results(*rows, points=None, **more):
+    return Results({"t": with_settings(frame(rows), points or {})}, ROLES, **more)
 
 
 def cell(metric="speedup", role="small", **more):
@@ -51,7 +51,7 @@ def averages(*variants):
 
 
 def claim(how, cells, stated, weaker=None, **more):
-    return Claim("c", "A sentence", "paper", how, cells, stated, weaker, **more)
+    return Claim("c", "A sentence", "paper", how, stated, weaker, of=cells, **more)
 
 
 FAST = claim("cell", [cell()], (1.75, 1.95), GAIN)
@@ -62,11 +62,11 @@ def test_claims_are_one_each_of_cells_that_the_artifact_shows_with_a_form_that_i
     config, page = scale(), typed(scale())
     for each, one in ((claim, one) for claim in CLAIMS for one in claim.cells):
         entry = config["artifacts"][one["artifact"]]
-        scopes = entry.get("parts", [entry])
-        roles = {role for scope in scopes for role in scope.get("models", [])}
+        parts = entry.get("parts", [entry])
+        roles = {role for part in parts for role in part.get("models", [])}
         assert entry["kind"] == "absent" or one["role"] in roles, each.id
         variants = {one["variant"]} if isinstance(one["variant"], str) else set(one["variant"])
-        shown = {case[0] for scope in scopes for case in contents.cases(page, scope.get("variants", []))}
+        shown = {case[0] for part in parts for case in contents.cases(page, part.get("variants", []))}
         assert not shown or shown | set(entry.get("families", [])) >= variants, each.id
     # What is stated is within its weaker form.
     for each in (each for each in CLAIMS if each.weaker is not None):
@@ -75,9 +75,9 @@ def test_claims_are_one_each_of_cells_that_the_artifact_shows_with_a_form_that_i
 
 
 def test_arithmetic_is_of_the_stated_model_and_agrees():
-    verdicts = {each.id: judge(each, Scene({}, {})) for each in CLAIMS if not each.cells}
-    assert len(verdicts) >= 10 and {found.verdict for found in verdicts.values()} == {AGREES}
-    assert verdicts["memory-62"].found.value == pytest.approx(62.5)
+    verdicts = {each.id: judge(each, Results({}, {})) for each in CLAIMS if not each.cells}
+    assert len(verdicts) >= 10 and {judged.verdict for judged in verdicts.values()} == {AGREES}
+    assert verdicts["memory-62"].quantity.value == pytest.approx(62.5)
 
 
 # Verdicts
@@ -95,7 +95,7 @@ def test_arithmetic_is_of_the_stated_model_and_agrees():
     ],
 )
 def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
-    assert judge(FAST, scene(made("speedup", value, low, high))).verdict == verdict
+    assert judge(FAST, results(measured("speedup", value, low, high))).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     ],
 )
 def test_another_machine_or_number_format_shows_a_direction_at_most_and_is_named(conditions, reason):
-    there = scene(made("speedup", 1.8, 1.75, 1.85, conditions=conditions))
+    there = results(measured("speedup", 1.8, 1.75, 1.85, conditions=conditions))
     assert judge(FAST, there)[::4] == (SAME, reason)
     assert judge(FAST._replace(weaker=None), there)[:2] == (UNMEASURED, None)
-    slow = scene(made("speedup", 0.8, 0.75, 0.85, conditions=conditions))
+    slow = results(measured("speedup", 0.8, 0.75, 0.85, conditions=conditions))
     assert judge(FAST, slow)[::4] == (OTHER, reason)
 
 
@@ -121,25 +121,27 @@ def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
     loss = claim("minus", averages("a", "b"), (-math.inf, 1.5), LOSS)
 
     def verdict(least, *panel):
-        rows = [made("average", 30.0, least, 35.0, variant=name) for name in ("a", "b")]
-        tables = {"t": rows + [made("winogrande", 50.0, 40.0, 60.0)], "panel": [*rows, *panel]}
+        rows = [measured("average", 30.0, least, 35.0, variant=name) for name in ("a", "b")]
+        tables = {"t": rows + [measured("winogrande", 50.0, 40.0, 60.0)], "panel": [*rows, *panel]}
         tables = {name: with_settings(frame(rows), {}) for name, rows in tables.items() if panel or name == "t"}
-        return judge(loss, Scene(tables, ROLES, chances={"winogrande": 0.3, "gsm8k": 0.0}))
+        return judge(loss, Results(tables, ROLES, chances={"winogrande": 0.3, "gsm8k": 0.0}))
 
     against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto"}
-    lost = made("average", 10.0, 6.0, 14.0, variant="a", **against)
-    assert (verdict(25.0, lost).verdict, verdict(25.0, lost).found.value) == (OTHER, 10)
-    assert verdict(31.0, lost).found.value == 0  # not at chance
+    lost = measured("average", 10.0, 6.0, 14.0, variant="a", **against)
+    assert (verdict(25.0, lost).verdict, verdict(25.0, lost).quantity.value) == (OTHER, 10)
+    assert verdict(31.0, lost).quantity.value == 0  # not at chance
     assert verdict(25.0).verdict == UNDECIDED and "panel is not among" in verdict(25.0).reason
 
 
 def test_paired_differences_come_before_independent_ones():
-    rows = [made("average", value, value - 4, value + 4, variant=name) for name, value in (("a", 60.0), ("b", 58.0))]
+    rows = [
+        measured("average", value, value - 4, value + 4, variant=name) for name, value in (("a", 60.0), ("b", 58.0))
+    ]
     against = {"against_model": "llama-3.1-8b", "against": "b", "against_kv_cache": "auto", "variant": "a"}
     better = claim("minus", averages("a", "b"), POSITIVE, POSITIVE)
-    found = judge(better, scene(*rows, made("average", 2.0, 1.5, 2.5, **against)))
-    assert (found.verdict, found.found[2:]) == (AGREES, (1.5, 2.5))
-    assert judge(better, scene(*rows)).verdict == UNDECIDED
+    judged = judge(better, results(*rows, measured("average", 2.0, 1.5, 2.5, **against)))
+    assert (judged.verdict, judged.quantity[2:]) == (AGREES, (1.5, 2.5))
+    assert judge(better, results(*rows)).verdict == UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -149,10 +151,10 @@ def test_paired_differences_come_before_independent_ones():
 def test_what_rises_may_not_fall_between(values, verdict):
     points = {f"p{length}": {"input_tokens": length} for length in (1000, 2000, 4000)}
     rows = [
-        made("speedup", value, value - 0.02, value + 0.02, point=point)
+        measured("speedup", value, value - 0.02, value + 0.02, point=point)
         for point, value in zip(points, values, strict=True)
     ]
-    assert judge(claim("rises", [cell()], POSITIVE, POSITIVE), scene(*rows, points=points)).verdict == verdict
+    assert judge(claim("rises", [cell()], POSITIVE, POSITIVE), results(*rows, points=points)).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -160,30 +162,32 @@ def test_what_rises_may_not_fall_between(values, verdict):
     [
         ("nobody", [], {}, "plays the role nobody"),
         ("small", [], {"absent": {"t": "no model"}}, "t is not made: no model"),
-        ("small", [made("speedup", None, status="oom", reason="no memory")], {}, "no memory"),
+        ("small", [measured("speedup", None, status="oom", reason="no memory")], {}, "no memory"),
     ],
 )
 def test_roles_and_gaps_are_reasons(role, rows, more, reason):
-    assert reason in judge(claim("cell", [cell(role=role)], GAIN), scene(*rows, **more)).reason
+    assert reason in judge(claim("cell", [cell(role=role)], GAIN), results(*rows, **more)).reason
 
 
 def test_without_any_number_nothing_is_measured():
     """As at a scale that measures other points, rates and tasks."""
-    nothing = Scene(dict.fromkeys(ARTIFACTS, with_settings(frame([]), {})), ROLES)
+    nothing = Results(dict.fromkeys(ARTIFACTS, with_settings(frame([]), {})), ROLES)
     assert {judge(each, nothing).verdict for each in CLAIMS if each.cells} == {UNMEASURED}
 
 
 def test_what_many_rows_show_may_be_in_the_other_direction():
     rates = {"slow": 1.0, "fast": 2.0}
-    rows = [made("rate", rate, 0.95 * rate, 1.05 * rate, variant=name) for name, rate in rates.items()]
-    rows += [made("average", value, value - 0.5, value + 0.5, variant=name) for name, value in (("b", 70), ("s", 60))]
+    rows = [measured("rate", rate, 0.95 * rate, 1.05 * rate, variant=name) for name, rate in rates.items()]
+    rows += [
+        measured("average", value, value - 0.5, value + 0.5, variant=name) for name, value in (("b", 70), ("s", 60))
+    ]
     wrong = [
         claim("most", [cell()], (1.95, math.inf), GAIN),
         claim("least", [cell()], GAIN),
         claim("minus", averages("b", "s"), (-math.inf, 1.5), LOSS),
         claim("ratio", [cell("rate", variant=name) for name in rates], GAIN),
     ]
-    assert {judge(each, scene(*rows, made("speedup", 0.9, 0.88, 0.93))).verdict for each in wrong} == {OTHER}
+    assert {judge(each, results(*rows, measured("speedup", 0.9, 0.88, 0.93))).verdict for each in wrong} == {OTHER}
 
 
 # The sources' own numbers, with the errors that independent answers to their benchmarks' questions have
@@ -201,7 +205,7 @@ def speeds(lines):
         known["conditions"] = f"{line.get('gpus', 1)} × NVIDIA H100"
         gain = value / base[tuple(map(line.get, keys))] if value and base[tuple(map(line.get, keys))] else None
         for metric, found in (("tokens_per_second", value), ("speedup", gain)):
-            yield made(metric, found, found and 0.99 * found, found and 1.01 * found, **known)
+            yield measured(metric, found, found and 0.99 * found, found and 1.01 * found, **known)
 
 
 def scores(line):
@@ -212,7 +216,7 @@ def scores(line):
         errors["average"] = math.hypot(*errors.values()) / len(found)
         found["average"] = number(line.get("average")) or sum(found.values()) / len(found)
     for metric, value in found.items():
-        yield made(metric, value, value - 2 * errors[metric], value + 2 * errors[metric], **more)
+        yield measured(metric, value, value - 2 * errors[metric], value + 2 * errors[metric], **more)
 
 
 def test_the_sources_own_numbers_contradict_no_claim():
@@ -227,7 +231,7 @@ def test_the_sources_own_numbers_contradict_no_claim():
             )
     points = {limit: {"memory_gib": float(limit), "input_tokens": 2000} for limit in ("80", "40", "20", "16")}
     points |= {length: {"input_tokens": int(length[:-1]) * 1000} for length in ("4K", "16K")}
-    shown = Scene({name: with_settings(table, points) for name, table in tables.items()}, ROLES)
+    shown = Results({name: with_settings(table, points) for name, table in tables.items()}, ROLES)
     verdicts = {each.id: judge(each, shown).verdict for each in CLAIMS}
     assert sum(verdict != UNMEASURED for verdict in verdicts.values()) >= 70
     assert OTHER not in verdicts.values()

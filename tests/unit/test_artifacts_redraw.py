@@ -14,25 +14,13 @@ import pytest
 from matplotlib.figure import Figure
 from tests.unit.artifact_helpers import ROOT
 
+from pipeline.artifacts.frame import COLUMNS
 from pipeline.run.compare import folder, verdicts
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import REDRAWN, redraw
 
 KEPT = Path(__file__).parents[1] / "golden/redrawn.json.xz"
-KEYS = (
-    "source",
-    "model",
-    "part",
-    "variant",
-    "kv_cache",
-    "point",
-    "at",
-    "metric",
-    "against_model",
-    "against",
-    "against_kv_cache",
-)
-NUMBERS = ("value", "stderr", "low", "high", "n")
+COMPARED = (*COLUMNS[: COLUMNS.index("text")], "status")
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +42,17 @@ def redrawn(place):
 
 def tables(place):
     """The rows of every CSV of the frame in a folder."""
-    found = {str(file.relative_to(place)): file.read_text() for file in sorted(place.rglob("*.csv"))}
-    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in found.items() if ",metric," in text}
+    texts = {str(file.relative_to(place)): file.read_text() for file in sorted(place.rglob("*.csv"))}
+    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in texts.items() if ",metric," in text}
 
 
-def numbers(rows):
-    """The numbers of rows by their keys, a line each, sorted."""
-    lines = ([*(row[key] for key in KEYS), *(row[name] for name in NUMBERS), row["status"]] for row in rows)
-    return sorted("|".join(line) for line in lines)
+def lines_of(rows):
+    """Return the keys and numbers of rows, a line each, sorted."""
+    return sorted("|".join(row[column] for column in COMPARED) for row in rows)
 
 
-def alike(one, other):
-    """Whether two cells are equal; another processor may add in another order."""
+def close(one, other):
+    """Return True if two cells are equal up to the order of additions on another processor."""
     if one == other:
         return True
     try:
@@ -78,10 +65,10 @@ def test_numbers_are_those_that_are_kept(redrawn):
     kept = json.loads(lzma.decompress(KEPT.read_bytes()))
     assert kept.keys() == redrawn.keys() and sum(map(len, kept.values())) > 2500
     for name, lines in kept.items():
-        now = numbers(redrawn[name])
+        now = lines_of(redrawn[name])
         assert len(now) == len(lines), name
         for line, before in zip(now, lines, strict=True):
-            assert all(map(alike, line.split("|"), before.split("|"))), (name, line, before)
+            assert all(map(close, line.split("|"), before.split("|"))), (name, line, before)
 
 
 def test_verdicts_are_those_that_are_shipped(place):
@@ -99,5 +86,5 @@ def test_every_number_says_where_it_is_from(redrawn):
 
 
 if __name__ == "__main__":
-    found = {name: numbers(rows) for name, rows in tables(ROOT / REDRAWN / "local").items()}
-    KEPT.write_bytes(lzma.compress(json.dumps(found).encode(), preset=9 | lzma.PRESET_EXTREME))
+    drawn = {name: lines_of(rows) for name, rows in tables(ROOT / REDRAWN / "local").items()}
+    KEPT.write_bytes(lzma.compress(json.dumps(drawn).encode(), preset=9 | lzma.PRESET_EXTREME))

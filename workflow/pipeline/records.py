@@ -1,4 +1,4 @@
-"""Measurement files: one JSON a measurement, with where it came from; and the answers that a killed job goes on from."""
+"""Write measurement files, one JSON a measurement with its provenance, and keep the answers of unfinished jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-
 
 
 def code_digest(*packages: Path) -> str:
-    """SHA-256 over the names and contents of the files of packages, or of modules; the same wherever they were checked out."""
+    """Return the SHA-256 of names and contents of the files of packages or modules, whatever folder they lie in."""
     total = hashlib.sha256()
     for package in packages:
         for file in sorted(package.rglob("*")) if package.is_dir() else [package]:
@@ -38,7 +38,7 @@ def code_digest(*packages: Path) -> str:
 
 
 def project_code() -> str:
-    """Digest of the code of method and pipeline: unfinished work of another is not taken up again."""
+    """Return the digest of the code of method and pipeline; unfinished work of other code is not resumed."""
     return code_digest(Path(swiftkv.__file__).parent, Path(__file__).parent)
 
 
@@ -62,7 +62,7 @@ def measurement(
     Args:
         measure: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode, answer, training,
             early_exit or reading.
-        model: the model's source.json; its identity is kept, its place on this machine is not.
+        model: the model's source.json; its identity is kept, its path on this machine is not.
         settings: a score names its `task` in them, a serving measurement its `point`.
         result: the numbers; None if there are none, for the `reason`.
         seconds: wall time of the measurement.
@@ -89,7 +89,7 @@ def measurement(
 
 
 def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
-    """Return the sections `weights` and, where others trained them, `checkpoint` of a measurement on a checkpoint folder."""
+    """Return the sections `weights` and, if others trained them, `checkpoint` of a measurement on a checkpoint folder."""
     if checkpoint is None:
         return {"weights": "original"}
     origin = Path(checkpoint) / ORIGIN
@@ -109,7 +109,7 @@ def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> dict[s
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    """Return where and with what a measurement was made; `git_dirty` is whether a tracked file differs from the commit."""
+    """Return date, commit, libraries and hardware of a measurement; `git_dirty`: a tracked file differs from the commit."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -124,12 +124,12 @@ def provenance(seconds: float) -> dict[str, Any]:
 
 
 def libraries() -> dict[str, str]:
-    """The versions of the installed libraries among `LIBRARIES`."""
+    """Return the versions of the installed libraries among `LIBRARIES`."""
     return {name: version for name in LIBRARIES if (version := installed_version(name))}
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores usable by this process and accelerators; never a host name."""
+    """Return processor, cores usable by this process, threads and GPUs; never a host name."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -142,7 +142,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git prints for the project's checkout; None where there is none."""
+    """Return the output of a git command in the project's checkout; None if there is none."""
     source = Path(__file__).resolve().parent
     try:
         run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, encoding="utf-8", check=True)
@@ -152,13 +152,13 @@ def _git(*arguments: str) -> str | None:
 
 
 def machine() -> Any:
-    """The GPUs of this machine; where it has none, its processor, cores and threads."""
-    found = hardware()
-    return found["gpus"] or found
+    """Return the GPUs of this machine, or without one its processor, cores and threads."""
+    parts = hardware()
+    return parts["gpus"] or parts
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     for line in text_of(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name") and (name := line.partition(":")[2].strip()):
             return name
@@ -166,15 +166,15 @@ def processor() -> str:
 
 
 class KeptAnswers:
-    """The answers of a job, a line each: a killed job loses the one at hand only.
+    """Keep the answers of a job in a file, a line each, so that a killed job loses at most one.
 
-    An answer to a batch is found again by its tokens. So a job that goes on computes the very batches that it lacks, and its
-    numbers are those of an undisturbed one.
+    Answers are looked up by their inputs (the tokens of a batch). So a resumed job computes the missing batches alone, and
+    its numbers equal those of an uninterrupted one.
 
     Args:
         state: folder of the file, which is created if need be; None keeps answers in memory alone.
-        conditions: what the answers are of. Other conditions, other files, code or libraries have a file of their own.
-        files: checkpoints and other files that the answers follow from.
+        conditions: settings that change the answers. Other conditions, files, code or libraries have another file.
+        files: checkpoints and other files that change the answers.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class KeptAnswers:
                     key, self._answers[key] = json.loads(line)
 
     def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
-        """Return the answer kept for `inputs`, or `compute()`; both as JSON has them, numbers bit for bit."""
+        """Return the kept answer for `inputs`, else `compute()`; both after a round trip through JSON, numbers bit for bit."""
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         if key not in self._answers:
             text = json.dumps(compute())
@@ -209,6 +209,6 @@ class KeptAnswers:
         return self._answers[key]
 
     def delete(self) -> None:
-        """Delete the folder, once all is measured."""
+        """Delete the folder, at the end of the job."""
         if self.state is not None:
             shutil.rmtree(self.state, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The checkable sentences of the paper and of the blog post, in claims.yaml, and the rows of artifacts that judge each."""
+"""Load the checkable sentences of the paper and of the blog post, and select the rows of artifacts that judge each."""
 
 from __future__ import annotations
 
@@ -16,39 +16,43 @@ if TYPE_CHECKING:
 AGREES, SAME, OTHER, UNDECIDED, UNMEASURED = VERDICTS = (
     "agrees", "same direction", "other direction", "undecided", "not measured",
 )  # fmt: skip
-BENCHMARKS = 7  # that the sources' averages are over
+BENCHMARKS = 7  # in the sources' averages
 PANEL = "panel"  # the artifact whose average judges where those benchmarks are at chance
 OUTPUT_TOKENS = 256  # of the sources' requests (Figure 3, App. B.2)
 TRAINING_TOKENS = 160e6  # the least that the sources state (App. B.1)
-IN_FP8 = ("llama-3.1-70b-fp8", "llama-3.1-405b")  # the models that the sources serve so
+IN_FP8 = ("llama-3.1-70b-fp8", "llama-3.1-405b")  # the models that the sources serve with FP8 weights
 FORMATS = {"float32", "float16", "bfloat16", "FP8 weights"}  # as the conditions of rows name them
-NEAR = 0.05  # how far, relatively, a number of a setting may be from the stated one and still be the same
+NEAR = 0.05  # relative distance up to which a setting counts as the stated one
 SETTINGS = ["input_tokens", "output_tokens", "memory_gib"]  # of serving points, which tell rows apart
 _ENDS = {"lowest": "min", "highest": "max"}
-# Settings of a number's place, and how a sentence on another one begins.
+# Settings that select a row, and the words for one that is not as stated.
 _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
 
 Bounds = Sequence[float]
+Cell = Mapping[str, Any]
 
 
 class Claim(NamedTuple):
-    """A line of claims.yaml, which has the meaning of each field; bounds are (least, most)."""
+    """A line of claims.yaml, which explains each field; bounds are (least, most)."""
 
     id: str
     text: str
     place: str
     how: str
-    of: Sequence[Any]
     stated: Bounds | str
     weaker: Bounds | None = None
+    select: Cell = {}
+    of: Sequence[Cell] = ({},)
+    arguments: Sequence[Any] = ()
     unit: str = ""
     note: str = ""
     own: bool = False
 
     @property
-    def cells(self) -> list[Mapping[str, Any]]:
-        """The numbers of artifacts that it is judged by; none of an arithmetic one."""
-        return [{"variant": "swiftkv-50", "kv_cache": "auto", **cell} for cell in self.of if isinstance(cell, Mapping)]
+    def cells(self) -> list[Cell]:
+        """The numbers that judge it; none if it is judged by arithmetic."""
+        shared = {"variant": "swiftkv-50", "kv_cache": "auto", **self.select}
+        return [] if self.arguments else [{**shared, **cell} for cell in self.of]
 
 
 _WHOLE = load_yaml(Path(__file__).with_name("claims.yaml"))
@@ -56,89 +60,93 @@ MODELS: Mapping[str, str] = _WHOLE["models"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]
 ARTIFACTS = dict.fromkeys([PANEL, *(cell["artifact"] for claim in CLAIMS for cell in claim.cells)])
-ARCHITECTURES = dict.fromkeys(name for claim in CLAIMS for name in claim.of if name in MODELS.values())
+ARCHITECTURES = dict.fromkeys(name for claim in CLAIMS for name in claim.arguments if name in MODELS.values())
 
 
 class Unmeasured(Exception):
     """A claim's numbers were not measured; the message is the reason."""
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 @dataclass(frozen=True)
-class Scene:
+class Results:
     """The results that claims are judged on.
 
     Attributes:
-        tables: artifact -> the rows of its CSV, with `SETTINGS` of their points.
-        roles: role -> the model that plays it (name, title, published), None where none does.
-        shown_by: artifact -> the one that shows its records at this scale.
+        tables: artifact -> the rows that show its records, with `SETTINGS` of their points.
+        roles: role -> its model (name, title, published), None if there is none.
         absent: artifact -> why it is not made.
         chances: task -> the share that guessing gets right.
     """
 
     tables: Mapping[str, pd.DataFrame]
     roles: Mapping[str, Any]
-    shown_by: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     chances: Mapping[str, float] = field(default_factory=dict)
 
     def table(self, artifact: str) -> pd.DataFrame:
-        """The rows that show an artifact's records."""
+        """Return the rows of an artifact; raises `Unmeasured` if it is not made."""
         if artifact in self.absent:
             raise Unmeasured(f"{artifact} is not made: {self.absent[artifact]}")
-        if (table := self.tables.get(self.shown_by.get(artifact, artifact))) is None:
+        if artifact not in self.tables:
             raise Unmeasured(f"{artifact} is not among this scale's artifacts")
-        return table
+        return self.tables[artifact]
 
-    def measured(self, cell: Mapping[str, Any]) -> pd.DataFrame:
-        """The rows of a number's artifact and model that were measured; no differences."""
+    def measured(self, cell: Cell) -> pd.DataFrame:
+        """Return the measured rows of a number's artifact and model, without differences."""
         table, model = self.table(cell["artifact"]), self.roles[cell["role"]]
         return table[(table["source"] != "published") & (table["model"] == model["name"]) & (table["against"] == "")]
 
-    def at_chance(self, cell: Mapping[str, Any]) -> bool:
+    def at_chance(self, cell: Cell) -> bool:
         """Return True for a benchmark or an average of them in which no variant is clearly better than guessing."""
         rows, metric = self.measured(cell).dropna(subset="value"), cell["metric"]
         tasks = self.chances.keys() & (set(rows["metric"]) if metric == "average" else {metric})
         lows = rows.loc[rows["metric"] == metric, "low"]
         return bool(tasks) and lows.max() <= 100 * fmean(self.chances[task] for task in tasks)
 
-    def players(self, claim: Claim) -> list[str]:
-        """The titles of a claim's models: every role is played, and different roles by different models."""
-        players: dict[str, str] = {}
+    def titles(self, claim: Claim) -> list[str]:
+        """Return the titles of a claim's models; raises `Unmeasured` if a role has none, or two roles have the same."""
+        roles: dict[str, str] = {}  # by model
         for role in dict.fromkeys(cell["role"] for cell in claim.cells):
             if (model := self.roles.get(role)) is None:
                 raise Unmeasured(f"no model of this scale plays the role {role}")
-            if (first := players.setdefault(model["name"], role)) != role:
+            if (first := roles.setdefault(model["name"], role)) != role:
                 raise Unmeasured(f"{model['title']} plays both the role {first} and the role {role}")
-        return [self.roles[role]["title"] for role in players.values()]
+        return [self.roles[role]["title"] for role in roles.values()]
 
-    def rows(self, claim: Claim, cell: Mapping[str, Any]) -> tuple[pd.DataFrame, list[str]]:
-        """The rows of a claim's number, and how they differ from its own case."""
+    def rows(self, claim: Claim, cell: Cell) -> tuple[pd.DataFrame, list[str]]:
+        """Return the rows of a claim's number, and how their case differs from the stated one."""
         rows = self.measured(cell)
-        variants = [cell["variant"]] if isinstance(cell["variant"], str) else cell["variant"]
-        rows = rows[rows["variant"].isin(variants)]
-        for name in ("metric", "kv_cache", "point"):
-            rows = rows[rows[name] == cell.get(name, rows[name])]
+        for name in ("metric", "variant", "kv_cache", "point"):
+            if name in cell:
+                rows = rows[rows[name].isin(_listed(cell[name]))]
         rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
-        others = []
+        deviations = []
         for name, words in _PLACES.items():
             if name in cell and len(rows):
-                end, number = cell[name] if isinstance(cell[name], list) else (cell[name], cell[name])
-                values = rows[name]
-                chosen = values.agg(_ENDS[end]) if end in _ENDS else min(values, key=lambda value: abs(value - end))
+                ends, values = _listed(cell[name]), rows[name]
+                wanted, stated = ends[0], ends[-1]
+                chosen = (
+                    values.agg(_ENDS[wanted]) if wanted in _ENDS else min(values, key=lambda each: abs(each - wanted))
+                )
                 rows = rows[values == chosen]
-                if not isinstance(number, str) and abs(chosen - number) > NEAR * number:
-                    others.append(f"{words} of {chosen:,g} in place of {number:,g}")
+                if not isinstance(stated, str) and abs(chosen - stated) > NEAR * stated:
+                    deviations.append(f"{words} of {chosen:,g} in place of {stated:,g}")
         if "rate" in cell:
             lowest = rows["at"] == rows.groupby("point")["at"].transform("min")
             rows = rows[lowest == (cell["rate"] == "lowest")]
         known = rows[rows["value"].notna()] if claim.how != "status" else rows
         if not len(known):
             why = next(filter(None, rows["reason"]), "not measured")
-            raise Unmeasured(f"{cell['artifact']} has no {cell['metric']} of {' or '.join(variants)}: {why}")
-        return known, [*self._differs(cell, known), *others]
+            variants = " or ".join(_listed(cell["variant"]))
+            raise Unmeasured(f"{cell['artifact']} has no {cell['metric']} of {variants}: {why}")
+        return known, [*self._deviations(cell, known), *deviations]
 
-    def _differs(self, cell: Mapping[str, Any], rows: pd.DataFrame) -> Iterator[str]:
-        """How rows differ from the model, number format, training, benchmarks, machine and requests of the sources."""
+    def _deviations(self, cell: Cell, rows: pd.DataFrame) -> Iterator[str]:
+        """Yield how rows differ from the sources' model, number format, training, benchmarks, machine and requests."""
         model, stated = self.roles[cell["role"]], MODELS[cell["role"]]
         if model["published"] != stated:
             yield f"{model['title']} in place of {stated}"

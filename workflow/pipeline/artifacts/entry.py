@@ -1,4 +1,4 @@
-"""Entries of artifacts.yaml: one class for all tables, one for each kind that is drawn in its own way."""
+"""Define the entries of artifacts.yaml: one class for all tables, one for each kind with a function of its own."""
 
 from __future__ import annotations
 
@@ -88,40 +88,40 @@ class Table(Entry):
 
 
 class Variants(Entry):
-    """Of some variants of some models."""
+    """Keys of entries about variants of models."""
 
     models: Names = key("By role, or a model's own name.")
     variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
 
 
 class Flops(Variants):
-    """FLOPs by operation."""
+    """Keys of a table of FLOPs by operation."""
 
-    count: Literal["paper", "blog"] = key("Whose way of counting and rounding.")
+    count: Literal["paper", "blog"] = key("The source that counts and rounds so.")
     sequence_length: Whole = key("Prompt tokens.")
     panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
 
 
 class Served(Variants):
-    """Of some serving points."""
+    """Keys of entries about serving points."""
 
     points: NamesOrSet = key("Serving points, or a set of them.")
 
 
 class Throughput(Served):
-    """Bars by input length."""
+    """Keys of bars by input length."""
 
     node_gpus: Whole | None = key("Scale one server to a node of so many GPUs.", None)
 
 
 class Latency(Served):
-    """Curves by request rate."""
+    """Keys of curves by request rate."""
 
     together: bool = key("All points in one panel, against the baseline without speculation.", False)
 
 
 class Reading(Variants):
-    """What prompts still give, over l."""
+    """Keys of a figure of prompt use over l."""
 
     families: Annotated[list[Literal[FAMILIES]], Field(min_length=1), Unique] = key("Sweeps over l without training.")
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
@@ -139,19 +139,19 @@ class Tokens(Entry):
 
 
 class Answers(Variants):
-    """Answers with early exit."""
+    """Keys of answers with early exit."""
 
     questions: Names = key("Among early_exit.questions.")
 
 
 class Settings(Variants):
-    """How tasks were run."""
+    """Keys of a table of task settings."""
 
     tasks: NamesOrSet = key("Tasks, or a set of them.")
 
 
 class Absent(Entry):
-    """An item that no measurement can regenerate."""
+    """Keys of an item that no measurement can regenerate."""
 
     reason: Text = key("Why.")
 
@@ -161,12 +161,12 @@ class Kind(NamedTuple):
 
     Attributes:
         form: table or figure.
-        entry: what its entries say.
+        entry: the class of its entries.
         make: `module:function` that is given the resolved entry and its files and returns a `writers.Table` or a
-            `drawing.Drawing`; empty where nothing is made. A pure function of both; it raises a `UserError` where a file
-            cannot be read or is of something else, or there is nothing to draw.
+            `drawing.Drawing`; empty if nothing is made. It raises a `UserError` if a file cannot be read or is of something
+            else, or there is nothing to draw.
         needs: the inputs it reads, as `inputs` names them; those of a table follow from its columns.
-        exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
+        exactly: required numbers of models, points or cases of a resolved entry.
     """
 
     form: str
@@ -197,17 +197,16 @@ KINDS = {
 
 
 def columns(entry: Mapping[str, Any]) -> Iterator[str]:
-    """The columns of a table's panels."""
+    """Yield the columns of a table's panels."""
     for panel in entry["panels"]:
         yield from panel.get("columns", [])
 
 
 def needs(entry: Mapping[str, Any]) -> list[str]:
-    """The inputs that an entry's artifact reads."""
+    """Return the inputs that an entry's artifact reads."""
     if entry["kind"] != "table":
         return list(KINDS[entry["kind"]].needs)
     measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
-    found = dict.fromkeys(
-        INPUTS["score" if measure == "table" else measure] for measure in measures if measure != "spec"
-    )
-    return [name for name in found if name != "scores" or "tasks" in entry]
+    measures = ["score" if measure == "table" else measure for measure in measures if measure != "spec"]
+    inputs = dict.fromkeys(INPUTS[measure] for measure in measures)
+    return [name for name in inputs if name != "scores" or "tasks" in entry]

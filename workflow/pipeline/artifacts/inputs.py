@@ -1,4 +1,4 @@
-"""Inputs of artifacts: the models that play their roles, their rows, and the files of each input."""
+"""Resolve the inputs of artifacts: models by role, rows, and the files of each input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.config import Config
 from pipeline.stages import STAGES
 
 PAPER = "resources/paper"  # the folder of published numbers
-# The stage that measures an input, and the key of an entry with what it is measured on.
+# The stage that measures an input, and the key of an entry that lists its tasks or points.
 MEASURED = {
     "scores": ("score", "task"), "serving": ("measure", "point"), "fidelity": ("fidelity", ""),
     "early_exit": ("evaluate_early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
@@ -21,28 +21,28 @@ Entry = Mapping[str, Any]
 
 
 def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
-    """The files of a resolved entry: measurements by input, and published numbers."""
+    """Return the files of a resolved entry: measurements by input, and published numbers."""
     files = {name: list(dict.fromkeys(_files(config, entry, name))) for name in needs}
     published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
     return files | ({"published": published} if published else {})
 
 
-def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
-    """The models that play `roles` at this scale, doubles dropped; a model's own name may stand for a role."""
+def models_of(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
+    """Return the models of some roles at this scale, each once; a role may also be a model's own name."""
     names = dict.fromkeys(config.roles.get(role, role) for role in roles)
     models = {name: config.models[name] for name in names if name is not None}
     return [{"name": name, "title": one.title, "published": one.published or name} for name, one in models.items()]
 
 
 def rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
-    """Model, variant and KV-cache format of everything an entry shows, in its order."""
+    """Yield model, variant and KV-cache format of each row of a resolved entry, in its order."""
     for part in entry["parts"]:
         yield from ((model, *case) for model in part["models"] for case in part["cases"])
 
 
 def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
     models = [model["name"] for model in entry["models"]]
-    if name == "dimensions":  # the public ones, or else the resolved model
+    if name == "dimensions":  # the published configuration if there is one
         for model in models:
             yield config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
     elif name == "tables":
@@ -52,20 +52,15 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
         yield from (f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES)
     elif name == "reading":  # families, and the variants that are trained
         families = [(model, family) for model in models for family in entry.get("families", ())]
-        trained = [
-            (model, name) for model, name, cache in rows(entry) if cache == "auto" and config.variants[name].rewired
-        ]
-        for model, variant in [*families, *trained]:
+        cases = [case for *case, kv_cache in rows(entry) if kv_cache == "auto" and config.variants[case[1]].rewired]
+        for model, variant in [*families, *cases]:
             if not entry["unmeasured"].get(model, {}).keys() & {variant, "baseline"}:
                 yield STAGES["evaluate_reading"].file(config, model=model, variant=variant)
     else:
-        stage, what = MEASURED[name]
-        for member, (model, variant, kv_cache) in itertools.product(
-            entry.get(f"{what}s", ()) if what else [""], rows(entry)
-        ):
-            measured = variant not in entry["unmeasured"].get(model, {}) and (
-                name != "training" or variant in entry["recipes"]
-            )
-            if measured:
-                case = {"model": model, "variant": variant, "kv_cache": kv_cache, what or "_": member}
+        stage, key = MEASURED[name]
+        members = entry.get(f"{key}s", ()) if key else [""]
+        for member, (model, variant, kv_cache) in itertools.product(members, rows(entry)):
+            trained = name != "training" or variant in entry["recipes"]
+            if trained and variant not in entry["unmeasured"].get(model, {}):
+                case = {"model": model, "variant": variant, "kv_cache": kv_cache, key or "_": member}
                 yield STAGES[stage].file(config, **case)

@@ -1,4 +1,4 @@
-"""Judging claims: a verdict on the quantity that a claim makes of artifacts' numbers, by its measured 95 % interval."""
+"""Judge claims: estimate the quantity of each from artifacts, and decide by its measured 95 % interval."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from pipeline.artifacts.claims import (
     UNDECIDED,
     UNMEASURED,
     Bounds,
+    Cell,
     Claim,
-    Scene,
+    Results,
     Unmeasured,
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
@@ -46,47 +47,48 @@ COLUMNS = {
 
 
 class Verdict(NamedTuple):
-    """A verdict with the quantity, or the text that was measured in its place, and the reason."""
+    """A verdict with the measured quantity, or the measured status as text, and the reason."""
 
     verdict: str
-    found: Estimate | None = None
+    quantity: Estimate | None = None
     text: str = ""
     models: Sequence[str] = ()
     reason: str = ""
 
 
-def judge(claim: Claim, scene: Scene) -> Verdict:
-    """The verdict on a claim; never certain without a measured interval.
+def judge(claim: Claim, results: Results) -> Verdict:
+    """Judge a claim; the verdict is never certain without a measured interval.
 
-    * agrees: on the claim's own case, or by arithmetic, the value is as stated.
+    * agrees: on the stated case, or by arithmetic, the value is as stated.
     * same direction: the whole interval lies within the claim's weaker form.
     * other direction: the whole interval lies outside of the weaker form.
     * undecided: neither, or nothing was measured twice.
     * not measured: with the reason.
 
-    Where the paper's benchmarks are at chance, an average is that of the panel; without one, the claim is undecided.
+    If the paper's benchmarks are at chance, an average is that of the panel; without a panel, the claim is undecided.
     """
-    if claim.how in _ARITHMETIC:
-        found, models = exact(_ARITHMETIC[claim.how](*claim.of)), [one for one in claim.of if one in MODELS.values()]
-        return Verdict(AGREES if _inside(found, claim.stated) else OTHER, found, "", models, "by arithmetic")
+    if claim.arguments:
+        value = exact(_ARITHMETIC[claim.how](*claim.arguments))
+        models = [each for each in claim.arguments if each in MODELS.values()]
+        return Verdict(AGREES if _inside(value, claim.stated) else OTHER, value, "", models, "by arithmetic")
     try:
-        judged = _judged(claim, scene)
-        if not any(map(scene.at_chance, claim.cells)):
-            return judged
+        verdict = _judge_measured(claim, results)
+        if not any(map(results.at_chance, claim.cells)):
+            return verdict
     except Unmeasured as reason:
         return Verdict(UNMEASURED, reason=str(reason))
     try:
-        judged = _judged(claim._replace(of=[{**cell, "artifact": PANEL} for cell in claim.cells]), scene)
-        why = "so the panel judges"
+        on_panel = claim._replace(of=[{**cell, "artifact": PANEL} for cell in claim.cells])
+        verdict, why = _judge_measured(on_panel, results), "so the panel judges"
     except Unmeasured as reason:
-        judged, why = judged._replace(verdict=UNDECIDED), str(reason)
-    return judged._replace(reason=f"the paper's benchmarks are at chance here, {why}; {judged.reason}")
+        verdict, why = verdict._replace(verdict=UNDECIDED), str(reason)
+    return verdict._replace(reason=f"the paper's benchmarks are at chance here, {why}; {verdict.reason}")
 
 
-def _judged(claim: Claim, scene: Scene) -> Verdict:
-    models = scene.players(claim)
-    rows, differs = zip(*(scene.rows(claim, cell) for cell in claim.cells), strict=True)
-    remarks = list(dict.fromkeys(itertools.chain(*differs)))
+def _judge_measured(claim: Claim, results: Results) -> Verdict:
+    models = results.titles(claim)
+    rows, deviations = zip(*(results.rows(claim, cell) for cell in claim.cells), strict=True)
+    remarks = list(dict.fromkeys(itertools.chain(*deviations)))
     own = not remarks
     if claim.how == "status":
         text, chosen = _only(rows[0])["status"], "a limit" in "".join(remarks)
@@ -96,51 +98,52 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
         return Verdict(verdict, None, text, models, "; ".join(remarks))
     if claim.weaker is None and not own or claim.own and any("requests" not in sentence for sentence in remarks):
         raise Unmeasured(f"needs the stated case: {'; '.join(remarks)}")
-    found, *falls = _quantities(claim, scene, rows, remarks)
-    inside = {_inside(one, claim.weaker or claim.stated) for one in (found, *falls)}
+    quantity, *falls = _quantities(claim, results, rows, remarks)
+    inside = {_inside(each, claim.weaker or claim.stated) for each in (quantity, *falls)}
     verdict = OTHER if inside == {False} else UNDECIDED
     if inside == {True}:
-        verdict = AGREES if own and _as_stated(found, claim.stated) else SAME
+        verdict = AGREES if own and _as_stated(quantity, claim.stated) else SAME
     if own:
         remarks.append("on the claim's own case")
-    if found.low is None:
+    if quantity.low is None:
         remarks.append("measured once, so without an interval")
-    return Verdict(verdict, found, "", models, "; ".join(remarks))
+    return Verdict(verdict, quantity, "", models, "; ".join(remarks))
 
 
-def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
-    """Whether an interval lies within bounds; None where it reaches over one of them, or there is none."""
-    low, high = map(float, wanted)
-    if found.low is None or found.high is None:
+def _inside(quantity: Estimate, bounds: Bounds | str) -> bool | None:
+    """Return whether an interval lies within bounds; None if it overlaps one of them, or there is no interval."""
+    least, most = map(float, bounds)
+    _, _, low, high = quantity
+    if low is None or high is None:
         return None
-    if low <= found.low and found.high <= high:
+    if least <= low and high <= most:
         return True
-    return False if found.high < low or high < found.low else None
+    return False if high < least or most < low else None
 
 
-def _as_stated(found: Estimate, stated: Bounds | str) -> bool:
-    """Whether a value lies within the stated bounds, or its interval, of 5 % at most, does in part."""
-    near = (found.high or math.inf) - (found.low or 0) <= 2 * NEAR * abs(found.value)
-    return bool(_inside(exact(found.value), stated)) or near and _inside(found, stated) is None
+def _as_stated(quantity: Estimate, stated: Bounds | str) -> bool:
+    """Return True if a value lies within the stated bounds, or its interval overlaps them and is narrow (5 %)."""
+    narrow = (quantity.high or math.inf) - (quantity.low or 0) <= 2 * NEAR * abs(quantity.value)
+    return bool(_inside(exact(quantity.value), stated)) or narrow and _inside(quantity, stated) is None
 
 
 # Quantities
 
 
-def _quantities(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks: list[str]) -> list[Estimate]:
-    """Estimate what a claim makes of its rows, of one that rises also its deepest fall."""
+def _quantities(claim: Claim, results: Results, rows: Sequence[pd.DataFrame], remarks: list[str]) -> list[Estimate]:
+    """Estimate the quantity of a claim from its rows, and for `rises` also the deepest fall."""
     if claim.how == "rises":
         return _rises(rows[0], remarks)
     if claim.how in ("most", "least"):
-        values = rows[0]["value"]
-        return [interval(rows[0].loc[values.idxmax() if claim.how == "most" else values.idxmin()])]
-    each = [interval(_only(one)) for one in rows]
+        column = rows[0]["value"]
+        return [interval(rows[0].loc[column.idxmax() if claim.how == "most" else column.idxmin()])]
+    values = [interval(_only(each)) for each in rows]
     if claim.how == "ratio":
-        return [independent_ratio(*each)]
-    while len(each) > 1:  # a difference, or that of two
-        pairs = range(0, len(each), 2)
-        each = [_paired(scene, *claim.cells[at : at + 2]) or _less(*each[at : at + 2]) for at in pairs]
-    return each
+        return [independent_ratio(*values)]
+    while len(values) > 1:  # a difference, or that of two
+        pairs = range(0, len(values), 2)
+        values = [_paired(results, *claim.cells[at : at + 2]) or _less(*values[at : at + 2]) for at in pairs]
+    return values
 
 
 def _only(rows: pd.DataFrame) -> pd.Series:
@@ -149,17 +152,17 @@ def _only(rows: pd.DataFrame) -> pd.Series:
     return rows.iloc[0]
 
 
-def _paired(scene: Scene, *cells: Mapping[str, Any]) -> Estimate | None:
-    """The difference on the same questions or chats; None where the artifact has none."""
-    table = scene.table(cells[0]["artifact"])
-    names = [name for cell in cells for name in (scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"])]
+def _paired(results: Results, *cells: Cell) -> Estimate | None:
+    """Return the difference on the same questions or chats; None if the artifact has none."""
+    table, roles = results.table(cells[0]["artifact"]), results.roles
+    names = [name for cell in cells for name in (roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"])]
     keys = [*Case._fields, "against_model", "against", "against_kv_cache", "metric"]
-    found = table[(table[keys] == [*names, cells[0]["metric"]]).all(axis=1)]
-    return interval(found.iloc[0]) if len(found) else None
+    rows = table[(table[keys] == [*names, cells[0]["metric"]]).all(axis=1)]
+    return interval(rows.iloc[0]) if len(rows) else None
 
 
 def _less(first: Estimate, second: Estimate) -> Estimate:
-    """A difference of two independent estimates, from the halves of their intervals."""
+    """Subtract two independent estimates, by the halves of their intervals."""
     value = first.value - second.value
     if None in (first.low, first.high, second.low, second.high):
         return Estimate(value)
@@ -169,7 +172,7 @@ def _less(first: Estimate, second: Estimate) -> Estimate:
 
 
 def _rises(rows: pd.DataFrame, remarks: list[str]) -> list[Estimate]:
-    """The last along the axis less the first, and the deepest clear fall between any two."""
+    """Return the last value along the axis less the first, and the deepest clear fall between any two if there is one."""
     axis = "depth" if rows["at"].notna().all() else "input_tokens"
     ordered = [(interval(row), row[axis]) for _, row in rows.sort_values(axis).iterrows()]
     if len(ordered) < 2:
@@ -183,7 +186,7 @@ def _rises(rows: pd.DataFrame, remarks: list[str]) -> list[Estimate]:
     return [whole, fall]
 
 
-# What follows from the dimensions of the stated models
+# Arithmetic on the dimensions of the stated models
 
 
 @cache
@@ -196,7 +199,7 @@ def _spec(model: str, ordinary: int, group: int = 1) -> SwiftKVSpec:
 
 
 def _relative_flops(model: str, ordinary: int, group: int, source: str, other: str = "", length: int = 131072) -> float:
-    """Percent of the FLOPs of the baseline, or of another model, as the source counts and rounds them in Table 1."""
+    """Return the FLOPs as percent of the baseline's or another model's, counted and rounded as in the source's Table 1."""
     totals = [
         flops.counted(flops.published_gflops(_dimensions(name), spec, length), source, rounded=True)["total"]
         for name, spec in ((model, _spec(model, ordinary, group)), (other or model, None))
@@ -222,9 +225,10 @@ def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) 
 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
-    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "chances")))
-    lines = pd.DataFrame(_line(about, claim, judge(claim, scene)) for about in SECTIONS for claim in SECTIONS[about])
+    drawn = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
+    tables = {name: drawn[other] for name, other in entry["shown_by"].items() if other in drawn}
+    results = Results(tables, *(entry[name] for name in ("roles", "absent", "chances")))
+    lines = pd.DataFrame(_line(about, claim, judge(claim, results)) for about in SECTIONS for claim in SECTIONS[about])
     grids = [
         Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)
     ]
@@ -232,10 +236,10 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
 
 
 def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
-    """A line of the CSV."""
+    """Return a line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     unit, weaker = claim.unit and f" {claim.unit}", f"\n({_bounds(claim.weaker)})" if claim.weaker else ""
-    value, _, low, high = judged.found or (None,) * 4
+    value, _, low, high = judged.quantity or (None,) * 4
     measured = judged.text if value is None else show_interval(value, low, high, "s3") + unit
     models = ", ".join(judged.models)
     return {
@@ -246,6 +250,6 @@ def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bounds(wanted: Bounds) -> str:
-    low, high = (f"{bound:,.10g}" for bound in wanted)
+def _bounds(bounds: Bounds) -> str:
+    low, high = (f"{bound:,.10g}" for bound in bounds)
     return f"≥ {low}" if high == "inf" else f"≤ {high}" if low == "-inf" else " to ".join(dict.fromkeys([low, high]))

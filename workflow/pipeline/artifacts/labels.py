@@ -1,4 +1,4 @@
-"""How artifacts name variants, models and points."""
+"""Name variants, models and points in artifacts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Entry = Mapping[str, Any]
 
 
 def variant_label(spec: Mapping[str, Any] | None) -> str:
-    """A variant in the words of the paper's Table 1, with the exact reduction of the model at hand.
+    """Name a variant in the words of the paper's Table 1, with the exact reduction of its model.
 
     Args:
         spec: fields of a `SwiftKVSpec`; None is the unchanged model.
@@ -31,16 +31,16 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
 
 
 def heads_label(spec: Mapping[str, Any] | None) -> str:
-    """The KV heads of the rewired layers, to go after a label; nothing where they are the teacher's."""
+    """Return the KV heads of the rewired layers as the end of a label; empty if they are the teacher's."""
     heads = (spec or {}).get("num_key_value_heads")
     return f", {heads} KV head{'s' if heads > 1 else ''}" if heads else ""
 
 
 def label(entry: Entry, variant: str, kv_cache: str = "auto") -> str:
-    """A case of an entry in the paper's words where those are the same for all its models, else the variant's name.
+    """Name a case of an entry in the paper's words if these are the same for all its models, else by the variant's name.
 
-    The recipe of its training stands behind it where it is not the paper's, or where another of the entry's variants has
-    another one; the variant's name where that does not tell two apart either.
+    The training recipe follows if it is not the paper's, or if the entry's variants have several; the variant's name follows
+    if another variant would have the same label.
     """
     words = _with_recipe(entry, variant)
     others = {other for specs in entry["specs"].values() for other in specs} - {variant}
@@ -60,12 +60,12 @@ def _with_recipe(entry: Entry, variant: str) -> str:
 def _words(entry: Entry, variant: str) -> str:
     if variant == MERGED:
         return "Merge-all-Layers"
-    found = {variant_label(specs[variant]) for specs in entry["specs"].values() if variant in specs}
-    return found.pop() if len(found) == 1 else "Baseline" if variant == "baseline" else variant
+    names = {variant_label(specs[variant]) for specs in entry["specs"].values() if variant in specs}
+    return names.pop() if len(names) == 1 else "Baseline" if variant == "baseline" else variant
 
 
 def point_label(entry: Entry, point: str) -> str:
-    """A point by its memory limit where the entry's points have several, else by its input length."""
+    """Name a point by its memory limit if any point of the entry has one, else by its input length."""
     settings = entry["points"]
     limits = {each.get("memory_gib") for each in settings.values()}
     limit = settings[point].get("memory_gib")
@@ -75,6 +75,6 @@ def point_label(entry: Entry, point: str) -> str:
 
 
 def heading(entry: Entry) -> str:
-    """The title of an artifact: the models that ran, its own title, and the published item it regenerates."""
+    """Return the title of an artifact: the models that ran, its own title, and the published item it regenerates."""
     models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
     return f"{f'{models}: {title}' if entry['models'] else title[0].upper() + title[1:]} ({entry['label']})"

@@ -1,4 +1,4 @@
-"""Figures over layers: similarity of layer inputs (Figures 2, left, and A.1), and how far early exit can be trusted (D.1)."""
+"""Draw figures over layers: similarity of layer inputs (Figures 2, left, and A.1), and alignment of early exit (D.1)."""
 
 from __future__ import annotations
 
@@ -10,73 +10,74 @@ from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Entry, Files, Numbers
 from swiftkv.errors import UserError
 
-# Of models: Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
+# Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
-    """SimScore (Eq. 1) over depth; dotted, the similarity to the input of the next layer alone.
+    """Draw SimScore (Eq. 1) over depth; dotted, the similarity to the input of the next layer alone.
 
     Layer l counts from 0; its SimScore is the mean cosine similarity between its input and the inputs of layers l+1 to L-1,
     so there is none for the last layer. Stars are values that the paper states of this very model.
     """
-    shown = Numbers(entry, files)
-    scores, pairs = (shown.rows[shown.rows["metric"] == metric] for metric in ("simscore", "next_similarity"))
+    measurements = Numbers(entry, files)
+    rows, published = measurements.rows, measurements.published
+    scores, pairs = (rows[rows["metric"] == metric] for metric in ("simscore", "next_similarity"))
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
-    stated = shown.published[(shown.published["metric"] == "simscore") & shown.published["value"].notna()]
+    published = published[(published["metric"] == "simscore") & published["value"].notna()]
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
-    figure = new_figure(COLUMN, 2.5 + 0.15 * len(entry["models"]), title, notes=shown.notes)
+    figure = new_figure(COLUMN, 2.5 + 0.15 * len(entry["models"]), title, notes=measurements.notes)
     axis = figure.subplots()
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
     for number, model in enumerate(entry["models"]):
-        curve, pair, mine = (rows[rows["model"] == model["name"]] for rows in (scores, pairs, stated))
+        curve, pair, stars = (rows[rows["model"] == model["name"]] for rows in (scores, pairs, published))
         looks = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
         style: dict[str, Any] = {name: cycle[number % len(cycle)] for name, cycle in looks.items()}
         layers = len(curve) + 1  # the last has no later one
         why = entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
-        said = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
+        size = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
         depth = 100 * curve["at"] / layers
         axis.fill_between(depth, curve["low"], curve["high"], color=style["color"], alpha=0.25, linewidth=0)
-        axis.plot(depth, curve["value"], markevery=1 + layers // 40, label=f"{model['title']} {said}", **style)
+        axis.plot(depth, curve["value"], markevery=1 + layers // 40, label=f"{model['title']} {size}", **style)
         axis.plot(depth, pair["value"], color=style["color"], linestyle=":", linewidth=0.8)
-        if len(mine):
+        if len(stars):
             star = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black", "markerfacecolor": "white"}
-            axis.plot(100 * mine["at"] / layers, mine["value"], label="published", **star)
+            axis.plot(100 * stars["at"] / layers, stars["value"], label="published", **star)
     axis.plot([], [], color="0.4", linestyle=":", linewidth=0.8, label="to the next layer's input alone")
     axis.set(xlabel="Depth of layer $l$ of $L$: $l / L$ (%)", ylabel=METRICS["simscore"].header)
     axis.set(xlim=(-2, 102), ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03))  # so that no marker is cut
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1))
-    return Drawing(figure, shown.data)
+    return Drawing(figure, measurements.data)
 
 
 def alignment(entry: Entry, files: Files) -> Drawing:
-    """How often the early exit agrees with the full model by its largest probability, and below it the share of positions."""
-    shown = Numbers(entry, files)
-    if not any(record.ok for record in shown.records):
-        why = shown.records[0].why if shown.records else "not measured"
+    """Draw the agreement of early exit and full model by its largest probability, and below it the share of positions."""
+    measurements = Numbers(entry, files)
+    rows, published = measurements.rows, measurements.published[measurements.published["low"].notna()]
+    if not any(record.ok for record in measurements.records):
+        why = measurements.records[0].why if measurements.records else "not measured"
         raise UserError(f"{entry['name']} has nothing to draw: {why}")
-    density, agreement = (
-        shown.rows[shown.rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent")
-    )
+    density, agreement = (rows[rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
-    stated = {"color": _COLORS[1], "linewidth": 2}
+    solid = {"color": _COLORS[1], "linewidth": 2}
     threshold = entry["settings"]["early_exit"]["threshold"]
-    appearance, published = look(entry["cases"][0][0]), shown.published[shown.published["low"].notna()]
     handles = [
         handle(f"threshold {threshold:g}", **dotted),
-        *(handle(f"published: {text.split(' where')[0]}", **stated) for text in published["text"]),
+        *(handle(f"published: {text.split(' where')[0]}", **solid) for text in published["text"]),
     ]
-    figure = new_figure(COLUMN, 3.3, heading(entry), handles, shown.notes)
+    figure = new_figure(COLUMN, 3.3, heading(entry), handles, measurements.notes)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     width = 1 / len(density)
-    draw_curve(upper, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), appearance)
+    draw_curve(
+        upper, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), look(entry["cases"][0][0])
+    )
     upper.set(ylabel=METRICS["bin_alignment_percent"].header, ylim=(0, 105))
-    upper.hlines(published["low"], threshold, 1, **stated)
+    upper.hlines(published["low"], threshold, 1, **solid)
     lower.bar(density["at"], density["value"], width=width, align="edge", facecolor="0.8", edgecolor="0.55")
     lower.set(xlabel="Largest probability of the early exit", ylabel=METRICS["bin_percent"].header, xlim=(0, 1))
     for axis in (upper, lower):
         axis.axvline(threshold, **dotted)
-    return Drawing(figure, shown.data)
+    return Drawing(figure, measurements.data)

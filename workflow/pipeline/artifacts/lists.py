@@ -1,4 +1,4 @@
-"""Tables of words: answers with early exit, settings of tasks, and the contents page."""
+"""Make tables of text: answers with early exit, settings of tasks, and the contents page."""
 
 from __future__ import annotations
 
@@ -18,43 +18,45 @@ _WAYS = {"early_exit": "early exit", "full_depth": "full depth"}
 
 
 def answers(entry: Entry, files: Files) -> Table:
-    """One grid a question: the answer with early exit, the one at full depth, and the published one."""
-    shown, footnotes = Numbers(entry, files), Footnotes()
-    records, stated = shown.records, shown.published.to_dict("records")
-    given = {each["question"]: each for record in records for each in record.result.get("answers", ())}
+    """Return a grid a question: its answers with early exit, at full depth, and published."""
+    measurements, footnotes = Numbers(entry, files), Footnotes()
+    records = measurements.records
+    measured = {answer["question"]: answer for record in records for answer in record.result.get("answers", ())}
     missing = next((record.why for record in records if not record.ok), "not measured")
     rows, grids = [], []
     for question in entry["questions"]:
         printed = []
         for way, title in _WAYS.items():
-            if run := given.get(question, {}).get(way):
-                seconds = run["prefill_seconds"] + run["decode_seconds"]
-                exited = f"{run['exited']} of {run['tokens'] - 1}" if way == "early_exit" else NONE
-                printed.append((title, run["text"] or "(empty)", f"{run['tokens']}", exited, f"{seconds:.2f}"))
-                numbers = {"tokens": exact(run["tokens"]), "exited": exact(run["exited"]), "seconds": seconds}
-                for name, value in numbers.items():
-                    rows.append(row(records[0], f"{way}_{name}", value, part=question, text=run["text"]))
-            else:
+            run = measured.get(question, {}).get(way)
+            if not run:
                 printed.append((title, f"{MISSING} {footnotes.mark(missing)}", "", "", ""))
-        for line in stated:
+                continue
+            text, tokens, seconds = run["text"], run["tokens"], run["prefill_seconds"] + run["decode_seconds"]
+            exited = f"{run['exited']} of {tokens - 1}" if way == "early_exit" else NONE
+            printed.append((title, text or "(empty)", f"{tokens}", exited, f"{seconds:.2f}"))
+            values = {"tokens": exact(tokens), "exited": exact(run["exited"]), "seconds": seconds}
+            rows += (row(records[0], f"{way}_{name}", values[name], part=question, text=text) for name in values)
+        for line in measurements.published.to_dict("records"):
             asked, _, answer = line["text"].partition(" - ")
             if asked == question:
                 printed.append((f"published {footnotes.mark(line['reason'])}", answer, "", "", ""))
                 rows.append(line | {"part": question})
         grids.append(Grid(pd.DataFrame(printed, columns=["", "Answer", "Tokens", "Exited", "Seconds"]), question))
-    return Table(entry["name"], heading(entry), frame(rows), grids, [*shown.notes, *footnotes.lines()])
+    return Table(entry["name"], heading(entry), frame(rows), grids, [*measurements.notes, *footnotes.lines()])
 
 
 def settings(entry: Entry, files: Files) -> Table:
     """Return the settings of each task beside the paper's: (a) prompt and metric, (b) questions, seed and data."""
-    shown, footnotes = Numbers(entry, files), Footnotes()
-    stated = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
+    measurements, footnotes = Numbers(entry, files), Footnotes()
+    published = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
     lines = []
     for task, configured in entry["tasks"].items():
-        scores = sorted((record for record in shown.records if record.what == task), key=lambda record: not record.ok)
+        scores = sorted(
+            (record for record in measurements.records if record.what == task), key=lambda record: not record.ok
+        )
         record = scores[0] if scores else None
         used = configured | {"lm_eval_task": configured["task"]} | (record.settings if record else {})
-        rule, version, theirs = used.get("filter"), used.get("version"), stated.get(task, {})
+        rule, version, paper = used.get("filter"), used.get("version"), published.get(task, {})
         limit = (used.get("generation") or {}).get("max_gen_toks") or "lm-eval's default"
         if scored := record is not None and record.ok:
             asked = f"{record.value('n'):,} of {record.value('n_total'):,}"
@@ -63,9 +65,9 @@ def settings(entry: Entry, files: Files) -> Table:
         lines.append({
             "Task": configured["title"],
             "Shots": used["shots"],
-            "Shots\n(paper)": theirs.get("shots") or MISSING,
+            "Shots\n(paper)": paper.get("shots") or MISSING,
             "Metric": used["metric"] + (f" / {rule}" if rule not in (None, "none") else ""),
-            "Metric (paper)": theirs.get("metric") or MISSING,
+            "Metric (paper)": paper.get("metric") or MISSING,
             "Chat\ntemplate": "yes" if used["chat_template"] else "no",
             "Few-shot as\nmulti-turn": "yes" if used["fewshot_as_multiturn"] else "no",
             "lm-eval task": used["lm_eval_task"] + (f" (v{version})" if version else ""),
@@ -81,11 +83,11 @@ def settings(entry: Entry, files: Files) -> Table:
         Grid(printed[["Task", *printed.columns[7:]]], "(b) What was run"),
     ]
     values = printed.rename(columns=lambda header: header.replace("\n", " "))
-    return Table(entry["name"], heading(entry), values, grids, [*shown.notes, *footnotes.lines()])
+    return Table(entry["name"], heading(entry), values, grids, [*measurements.notes, *footnotes.lines()])
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Where a data set came from: kind, name, and the beginning of its version."""
+    """Return the kind and name of a data set's source, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
     kind = source.get("kind") or next(kind for kind in ("hub", "package", "local") if kind in source)
     version = source.get("resolved") or source.get("revision") or ""
@@ -93,7 +95,7 @@ def _source(source: Mapping[str, Any]) -> str:
 
 
 def contents(entry: Entry, files: Files) -> Table:
-    """Return a grid a section, a row a table or figure: its models and files at this scale, or why there are none."""
+    """Return a grid a section, a row a table or figure: its models and files at this scale, or why it is not made."""
     footnotes, sections = Footnotes(), {}
     for line in entry["lines"]:
         sections.setdefault(line["section"], []).append({

@@ -1,4 +1,4 @@
-"""Making one artifact: the function of its kind gives a table or a drawing, and its files are written."""
+"""Make one artifact: call the function of its kind for a table or a drawing, and write its files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     Args:
         entry: as `contents.resolve` gives it.
         files: measurement and published files by name, as `contents.needs` gives them.
-        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure; and json, what it is and which
-            files it is made of.
+        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure; and json with its title,
+            caption and input files.
 
     Raises:
-        UserError: a file is missing, damaged, not what the kind needs, or of other settings than the entry's.
+        UserError: a file is missing, damaged, not of the kind's inputs, or of other settings than the entry's.
     """
     paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    made = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
+    artifact = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
     about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
     shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
     write_json(outputs.pop("json"), about | {"files": shipped})
-    (write_table if entry["form"] == "table" else write_figure)(made, outputs)
+    (write_table if entry["form"] == "table" else write_figure)(artifact, outputs)

@@ -1,4 +1,4 @@
-"""The metrics of artifacts, in metrics.yaml: the measurement that has each, its column, and how a value is printed."""
+"""Load the metrics of metrics.yaml (the measurement that has each, its column, its format), and format values."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Metric(NamedTuple):
         header: of its column; may hold line breaks.
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
-        path: its place in the result of a record, in dots; empty where it is computed otherwise.
-        factor: what the number at `path` is multiplied by.
+        path: its place in the result of a record, in dots; empty if it is computed otherwise.
+        factor: of the number at `path`.
         counted: whether it has no error.
         limit: its place among the costs of a record, by the FLOP count or the cost model.
         note: below tables that have it.
@@ -56,19 +56,19 @@ METRICS: Mapping[str, Metric] = {
 
 
 def of_measure(measure: str) -> dict[str, Metric]:
-    """The metrics of one kind of records."""
+    """Return the metrics of one kind of records."""
     return {name: metric for name, metric in METRICS.items() if metric.measure == measure}
 
 
 def significant(value: float, digits: int) -> float:
-    """`value` rounded to `digits` significant digits, but never coarser than a whole number."""
+    """Round to significant digits, but never coarser than a whole number."""
     if value == 0:
         return 0.0
     return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
 
 
 def show(value: float, form: str) -> str:
-    """A value in a form of `Metric`: 4.3, 113 and 0.020 in "s2"; 1.25× in ".2f|×"."""
+    """Format a value by a form of `Metric`: 4.3, 113 and 0.020 in "s2"; 1.25× in ".2f|×"."""
     form, _, suffix = form.partition("|")
     if form.lstrip("+").startswith("s"):
         digits = int(form.lstrip("+")[1:])
@@ -79,7 +79,7 @@ def show(value: float, form: str) -> str:
 
 
 def show_interval(value: float, low: float | None, high: float | None, form: str) -> str:
-    """A value with its interval: `value ± half` around the middle, `≥ value` if it is open above, else `value [low, high]`."""
+    """Format a value and its interval: `value ± half` if symmetric, `≥ value` if open above, else `value [low, high]`."""
     text = show(value, form)
     if low is None or high is None or low == high:
         return text
@@ -95,14 +95,14 @@ def show_interval(value: float, low: float | None, high: float | None, form: str
 
 
 def percent(fraction: float) -> str:
-    """A fraction as an exact percentage where three decimals are enough (46.875%), else to one decimal (53.3%)."""
+    """Format a fraction as an exact percentage if three decimals are enough (46.875%), else with one decimal (53.3%)."""
     value = 100 * fraction
     text = f"{value:.3f}"
     return (text.rstrip("0").rstrip(".") if abs(value - float(text)) < 1e-9 else f"{value:.1f}") + "%"
 
 
 def length_label(tokens: float) -> str:
-    """Thousands of tokens as the paper writes them: 2000 is 2K, 4096 is 4K, 512 is 512."""
+    """Format a number of tokens as the paper does: 2000 is 2K, 4096 is 4K, 512 is 512."""
     for thousand in (1000, 1024):
         if tokens >= thousand and tokens % thousand == 0:
             return f"{tokens / thousand:g}K"
@@ -110,10 +110,10 @@ def length_label(tokens: float) -> str:
 
 
 def enumeration(items: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join words: `a, b and c`."""
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
 
 
 def some(items: Sequence[str], most: int = 3) -> str:
-    """The first of many: `a, b, c and 7 more`."""
+    """Join the first of many words: `a, b, c and 7 more`."""
     return enumeration(items if len(items) <= most + 1 else [*items[:most], f"{len(items) - most} more"])

@@ -1,4 +1,4 @@
-"""The numbers of one artifact: those of its records, and those that others published beside them."""
+"""Collect the numbers of one artifact: measured in its records, and published by the paper and the blog post."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Files = Mapping[str, Sequence[Path]]
 
 
 class Case(NamedTuple):
-    """A variant of a model with a KV-cache format; the model is None where none plays the role of its part."""
+    """A variant of a model with a KV-cache format; the model is None if this scale has none for the role."""
 
     model: str | None
     variant: str
@@ -32,10 +32,10 @@ _CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "ag
 
 
 class Numbers:
-    """The records of an entry, their numbers and the published ones, each as rows of the frame, and the notes below.
+    """The records of an entry, measured and published numbers as rows of the frame, and notes to print below.
 
     Raises:
-        UserError: a file cannot be read, is of something else, or may not stand in this artifact.
+        UserError: as `checked_records`, or a file does not exist.
     """
 
     def __init__(self, entry: Entry, files: Files) -> None:
@@ -65,27 +65,27 @@ class Numbers:
 
     def find(
         self, case: Case, metric: str, point: str = "", at: float | None = None, *,
-        against: Case = NOTHING, theirs: bool = False,
+        against: Case = NOTHING, published: bool = False,
     ) -> Row | None:  # fmt: skip
-        """The row of a number, with None in empty cells; None where there is none."""
-        return self._cells.get((theirs, *case, point, at, metric, *against))
+        """Return the row of a number, with None in empty cells; None if there is no such row."""
+        return self._cells.get((published, *case, point, at, metric, *against))
 
     def value(self, case: Case, metric: str, point: str = "") -> float | None:
-        """The value of a number, if there is one."""
+        """Return the value of a number, if there is one."""
         row = self.find(case, metric, point)
         return row["value"] if row else None
 
     def along(self, case: Case, metric: str, point: str) -> pd.DataFrame:
-        """The rows of a metric with a value, by their place on its axis."""
+        """Return the rows of a metric that have a value, sorted along its axis."""
         rows = self.rows[(self.rows[[*Case._fields, "metric", "point"]] == [*case, metric, point]).all(axis=1)]
         return rows.dropna(subset=["at", "value"]).sort_values("at")
 
 
 def read_csv(file: str | Path) -> list[dict[str, str]]:
-    """Lines of a CSV file, every cell as printed.
+    """Read the lines of a CSV file, every cell as printed.
 
     Raises:
-        UserError: a missing file.
+        UserError: the file does not exist.
     """
     try:
         return pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
@@ -94,70 +94,74 @@ def read_csv(file: str | Path) -> list[dict[str, str]]:
 
 
 def number(text: str | None) -> float | None:
-    """The number of a printed cell; None where it is none."""
+    """Return the number of a printed cell; None if it is empty or no number."""
     try:
         return float(text) if text else None
     except ValueError:
         return None
 
 
-def published(entry: Mapping[str, Any], files: Iterable[str | Path], records: Sequence[Record]) -> pd.DataFrame:
-    """The published numbers of the models of an entry, as printed; speeds only where the same hardware ran here.
+def published(entry: Entry, files: Iterable[str | Path], records: Sequence[Record]) -> pd.DataFrame:
+    """Read the published numbers of the models of an entry, as printed; speeds only if the same hardware ran here.
 
-    A file has a column a task or metric; speeds are by memory limit or input length. Statements of running text
-    (`values.csv`) are those about this artifact.
+    A file has a column a task or metric; speeds are by memory limit or input length. Of the statements of running text
+    (`values.csv`), those about this artifact are read.
     """
-    models = {model["published"]: model["name"] for model in entry["models"]}
+    models = {model["published"]: model["name"] for model in entry["models"]} | {"": ""}
     rows: list[Row] = []
     for file in map(Path, files):
         for line in read_csv(file):
-            if line.get("model") in models or (file.stem == "values" and not line["model"]):
-                known = {"source": "published", "model": models.get(line["model"], ""), "file": in_project(file)}
-                rows += _published_rows(entry, line, known, file.stem, records)
+            if line.get("model") not in models:
+                continue
+            known: Row = {
+                "source": "published", "model": models[line["model"]], "variant": line["variant"], "status": "ok",
+                "reason": line.get("note"), "file": in_project(file),
+            }  # fmt: skip
+            speed = "points" in entry if file.stem == "values" else bool({"memory_gb", "input_length"} & line.keys())
+            if speed and not _on_paper_hardware(records, known["model"], line):
+                continue
+            if file.stem != "values":
+                rows += (known | cell for cell in _cells(entry, line, speed))
+            elif entry["name"] in line["item"].split():
+                rows.append(known | _statement(line))
     return frame(rows)
 
 
-def _published_rows(
-    entry: Entry, line: Mapping[str, str], known: Row, stem: str, records: Sequence[Record]
-) -> Iterator[Row]:
-    known |= {"reason": line.get("note"), "status": "ok"}
-    values, speeds = stem == "values", "memory_gb" in line or "input_length" in line
-    if values and entry["name"] not in line["item"].split():
-        return
-    if (speeds or (values and "points" in entry)) and not _on_paper_hardware(records, known, line):
-        return
-    if values:
-        low, high = number(line["low"]), number(line["high"])
-        at = number(line["layer"]) if line["layer"] else number(line["input_tokens"])
-        more = {"value": low if low == high else None, "low": low, "high": high, "text": line["text"], "at": at}
-        yield known | more | {"variant": line["variant"], "metric": line["quantity"], "conditions": line["source"]}
-        return
-    numbers = {column: value for column, cell in line.items() if (value := number(cell)) is not None}
-    group = numbers.pop("acrosskv", None)
-    known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
-    known |= {} if speeds else {"n": len(numbers.keys() - METRICS.keys())}  # of tasks, which a printed average is over
-    points = [point for point, asked in entry["points"].items() if _is_at(asked, line)] if speeds else [""]
+def _statement(line: Mapping[str, str]) -> Row:
+    low, high = number(line["low"]), number(line["high"])
+    return {
+        "metric": line["quantity"], "value": low if low == high else None, "low": low, "high": high, "text": line["text"],
+        "at": number(line["layer"] or line["input_tokens"]), "conditions": line["source"],
+    }  # fmt: skip
+
+
+def _cells(entry: Entry, line: Mapping[str, str], speed: bool) -> Iterator[Row]:
+    known: Row = {"kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
+    points = [point for point, settings in entry["points"].items() if _is_at(settings, line)] if speed else [""]
+    if not speed:  # of tasks, which a printed average is over
+        tasks = line.keys() - METRICS.keys() - {"acrosskv"}
+        known["n"] = sum(number(line[column]) is not None for column in tasks)
     for point, (column, cell) in itertools.product(points, line.items()):
         if cell and (column in METRICS or column in entry.get("tasks", {})):
-            value = numbers.get(column)
-            text = f"{value:,.0f}" if speeds and value else cell
+            value = number(cell)
+            text = f"{value:,.0f}" if speed and value else cell
             yield known | {"point": point, "metric": column, "value": value, "text": text}
-    if group:
+    if group := number(line.get("acrosskv")):
         text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
         yield known | {"metric": "acrosskv", "value": group, "text": text}
 
 
-def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str, str]) -> bool:
-    """Whether a model's serving records ran on as many H100 GPUs as the published ones; one where none is stated."""
+def _on_paper_hardware(records: Sequence[Record], model: str, line: Mapping[str, str]) -> bool:
+    """Return True if a model's serving records ran on as many H100 GPUs as the published ones; one if none is stated."""
     count = number(line.get("gpus")) or 1
-    mine = [record for record in records if record.model["name"] == known["model"]]
-    return bool(mine) and all(
-        record.gpus and all("H100" in gpu for gpu in record.gpus) and record.devices == count for record in mine
+    own = [record for record in records if record.model["name"] == model]
+    return bool(own) and all(
+        record.gpus and all("H100" in gpu for gpu in record.gpus) and record.devices == count for record in own
     )
 
 
 def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:
-    """Whether a point has the memory limit or the input length of a published line."""
+    """Return True if a point has the memory limit or the input length of a published line."""
     if "memory_gb" in line:
         return point.get("memory_gib") == number(line["memory_gb"])
     return length_label(point["input_tokens"]) == line["input_length"]

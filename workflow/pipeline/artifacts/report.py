@@ -1,32 +1,24 @@
-"""One page with everything that was made: the result in a sentence, the method, a headline table, claims, all artifacts."""
+"""Write one page with every artifact: the result in a sentence, the method, a headline table, claims, tables and figures."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.records import PROJECT, Record, provenance
-from pipeline.artifacts.writers import STYLE, read_html
+from pipeline.artifacts.writers import TEMPLATES, read_html
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_text
-
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=jinja2.select_autoescape(["html"]),
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class Artifact:
         return self.about["name"]
 
     def file(self, form: str) -> Path:
-        """Where one form of it lies."""
+        """Return the path of one of its forms."""
         return self.path.with_suffix(f".{form}")
 
     @property
@@ -58,7 +50,7 @@ class Artifact:
     def body(self) -> str:
         """A table's grids with their notes as HTML, or a figure's picture in base64."""
         if self.about["form"] == "table":
-            grids = read_html(self.file("html").read_text(encoding="utf-8"))[1]
+            grids = read_html(self.file("html").read_text(encoding="utf-8"))
             return Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
         return base64.b64encode(self.file("png").read_bytes()).decode()
 
@@ -67,14 +59,14 @@ def read_artifacts(results: Path) -> list[Artifact]:
     """Return the finished artifacts by section, and in each in the order of the contents page.
 
     Raises:
-        UserError: nothing was.
+        UserError: there are none.
     """
-    found = [Artifact(path) for form in FORMS for path in sorted(results.glob(f"{form}s/*.json"))]
-    if not found:
+    artifacts = [Artifact(path) for form in FORMS for path in sorted(results.glob(f"{form}s/*.json"))]
+    if not artifacts:
         raise UserError(f"nothing is made yet in {results}; run `make reproduce` first")
-    contents = next((one.lines for one in found if one.name == "contents"), [])
+    contents = next((one.lines for one in artifacts if one.name == "contents"), [])
     order = {line["name"]: place for place, line in enumerate(contents)}
-    return sorted(found, key=lambda one: (one.about["section"], order.get(one.name, len(order))))
+    return sorted(artifacts, key=lambda one: (one.about["section"], order.get(one.name, len(order))))
 
 
 def write_report(results: Path, page: Path, gallery: Path) -> None:
@@ -86,41 +78,41 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
         gallery: Markdown beside `figures`, with links to them.
 
     Raises:
-        UserError: nothing is made there, or a file is damaged.
+        UserError: there are no artifacts, or a file is damaged.
     """
     artifacts = read_artifacts(results)
-    made, records = {one.name: one for one in artifacts}, _records(artifacts)
-    sentence = result(made)
-    known = {"result": sentence, "origin": provenance(records), "made": made, "style": STYLE}
-    _render("report.html", page, verdicts=VERDICTS, forms=FORMS, **known)
+    by_name, records = {one.name: one for one in artifacts}, _records(artifacts)
+    headline = result(by_name)
+    known = {"result": headline, "origin": provenance(records), "artifacts": by_name}
+    write_text(page, _render("report.html", verdicts=VERDICTS, forms=FORMS, **known))
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
-    if sentence:
-        print(sentence)
+    if headline:
+        print(headline)
 
 
-def _render(template: str, page: Path, **values: Any) -> None:
-    write_text(page, _TEMPLATES.get_template(template).render(values))
+def _render(template: str, **values: Any) -> str:
+    return TEMPLATES.get_template(template).render(values)
 
 
-def result(made: Mapping[str, Artifact]) -> str:
-    """The result in a sentence or two, of artifacts by name: of the claims, or else of the demo; empty without both."""
-    return " ".join(_TEMPLATES.get_template("result.txt").render(made=made).split())
+def result(artifacts: Mapping[str, Artifact]) -> str:
+    """Return the result of the claims, or else of the demo, in a sentence or two; empty if neither is among `artifacts`."""
+    return " ".join(_render("result.txt", artifacts=artifacts).split())
 
 
 def write_gallery(artifacts: Sequence[Artifact], page: Path, folder: str = "") -> None:
     """Write a page of Markdown with the figures among some artifacts.
 
     Args:
-        artifacts: what was made.
+        artifacts: tables and figures.
         page: the file.
-        folder: where the figures lie from there, with their other forms; empty for pictures alone, beside the page.
+        folder: path of the figures from there, which links their other forms; empty for pictures alone, beside the page.
     """
-    _render("gallery.md", page, artifacts=artifacts, folder=folder)
+    write_text(page, _render("gallery.md", artifacts=artifacts, folder=folder))
 
 
-def _records(artifacts: Iterable[Artifact]) -> list[Record]:
-    """The measurements that artifacts are made of."""
+def _records(artifacts: Sequence[Artifact]) -> list[Record]:
+    """Read the measurements that artifacts are drawn from."""
     files = dict.fromkeys(path for one in artifacts for group in one.about["files"].values() for path in group)
     paths = [Path(path) if Path(path).exists() else PROJECT / path for path in files if path.endswith(".json")]
     return [Record.of(content) for content in map(read_json, paths) if "measure" in content]

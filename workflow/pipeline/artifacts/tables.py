@@ -1,4 +1,4 @@
-"""Tables of rows and columns: which numbers of the frame an entry shows, in which grids, and how each is printed."""
+"""Make tables: select the numbers of the frame that an entry shows, arrange them in grids, and print them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Panel = Mapping[str, Any]
 
 
 class Shown(Numbers):
-    """The numbers of an entry, and how its grids print them."""
+    """The numbers of an entry, printed as cells of its grids."""
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
@@ -53,32 +53,37 @@ class Shown(Numbers):
         self.tasks: Mapping[str, Any] = entry.get("tasks", {})
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
-        found = quality.by_case(self.records)
-        self.averaged = quality.averaged(entry, cases, found)
-        self.add(quality.derived(entry, cases, found, self.averaged))
+        by_case = quality.by_case(self.records)
+        self.averaged = quality.averaged(entry, cases, by_case)
+        self.add(quality.derived(entry, cases, by_case, self.averaged))
         errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
         # Of an accuracy: a second digit says nothing on a small subset.
         self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
 
     def metrics(self, panel: Panel) -> list[str]:
-        """The metrics and tasks that the columns of a panel stand for."""
+        """Return the metrics and tasks of a panel's columns."""
         bits = [task for task in self.tasks if task not in self.accuracies]
         sets = {"tasks": list(self.tasks), "accuracies": self.accuracies, "bits": bits}
         return [metric for name in panel["columns"] for metric in sets.get(name, [name])]
 
     def header(self, metric: str) -> str:
-        """The header of a column; a task's has its shots and questions, and whether it is at chance."""
+        """Return the header of a column; for a task with its shots and questions, and a mark if it is at chance."""
         rows, chance = self.rows[self.rows["metric"] == metric], self._chance(metric)
-        guessed = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
-        last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessed else []
+        guessing = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
+        last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessing else []
         if metric in METRICS:
             return "\n".join([METRICS[metric].header, *last])
-        asked, sizes = self.tasks[metric], sorted(rows["n"].dropna().unique())
-        parts = [asked["title"], *(["bits a byte"] if in_bits(asked["metric"]) else []), f"{asked['shots']}-shot"]
-        return "\n".join(parts + [f"n = {'/'.join(f'{size:,.0f}' for size in sizes)}"] * bool(sizes) + last)
+        task, sizes = self.tasks[metric], "/".join(f"{size:,.0f}" for size in sorted(rows["n"].dropna().unique()))
+        parts = [
+            task["title"],
+            "bits a byte" * in_bits(task["metric"]),
+            f"{task['shots']}-shot",
+            sizes and f"n = {sizes}",
+        ]
+        return "\n".join([*filter(None, parts), *last])
 
-    def names(self, case: Case, variant: str) -> dict[str, str]:
-        """The leading cells: model where there are several, variant, and KV-cache format where there are both."""
+    def leading(self, case: Case, variant: str) -> dict[str, str]:
+        """Return the leading cells: model if there are several, variant, and KV-cache format if there are both."""
         cells = {"Model": self.titles.get(case.model, MISSING)} if self.several else {}
         cells["Variant"] = variant
         if self.with_fp8:
@@ -86,7 +91,7 @@ class Shown(Numbers):
         return cells
 
     def interval(self, row: Row, sign: str = "") -> str:
-        """A value with its interval."""
+        """Print a value with its interval."""
         metric = row["metric"]
         form = METRICS[metric].form if metric in METRICS else ".3f"
         form = f".{self.digits}f" if metric == "average" or metric in self.accuracies else form
@@ -105,30 +110,27 @@ class Shown(Numbers):
         # Merge-all-Layers saves no FLOPs, only memory.
         limited = metric == "speedup" and case.variant not in ("baseline", MERGED)
         limit = limited and self.value(case, "speedup_limit", point)
-        return (
-            f"{IN_NOISE} " * self._is_chance(row)
-            + self.interval(row)
-            + (f" (limit {show(limit, '.2f|×')})" if limit else "")
-        )
+        limit_text = f" (limit {show(limit, '.2f|×')})" if limit else ""
+        return f"{IN_NOISE} " * self._is_chance(row) + self.interval(row) + limit_text
 
     def _chance(self, metric: str) -> float | None:
-        """The score of guessing, of an accuracy or of the average in percent; None where there is none."""
+        """Return the score of guessing in percent, of an accuracy or of the average; None if it is unknown."""
         tasks = self.averaged if metric == "average" else [metric]
         settings = [self.tasks[task] for task in tasks if task in self.tasks]
         chances = [each.get("chance") for each in settings if not in_bits(each["metric"])]
         return 100 * sum(chances) / len(chances) if chances and None not in chances else None
 
     def _is_chance(self, row: Row) -> bool:
-        """Whether the interval of an accuracy, or of an average, holds the score of guessing."""
+        """Return True if the interval of an accuracy or of an average holds the score of guessing."""
         chance = self._chance(row["metric"])
         return chance is not None and row["low"] is not None and row["low"] <= chance <= row["high"]
 
-    def theirs(self, case: Case, metric: str, point: str = "") -> str:
-        """Print a published number; an average over the tasks that ours is over."""
-        row = self.find(case, "acrosskv" if metric == "kv_cache_reduction_percent" else metric, point, theirs=True)
+    def published_cell(self, case: Case, metric: str, point: str = "") -> str:
+        """Print a published number; an average is over the same tasks as the measured one."""
+        row = self.find(case, "acrosskv" if metric == "kv_cache_reduction_percent" else metric, point, published=True)
         averaged = self.averaged or self.accuracies
         if metric == "average" and (not row or row["n"] not in (0, len(averaged))):
-            scores = [self.find(case, task, theirs=True) for task in averaged]
+            scores = [self.find(case, task, published=True) for task in averaged]
             values = [score["value"] if score else None for score in scores]
             if not values or None in values:
                 return MISSING
@@ -140,15 +142,17 @@ class Shown(Numbers):
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """The grids of an entry of kind table."""
+    """Make the table of an entry of kind table."""
     return print_panels(Shown(entry, files))
 
 
 def print_panels(shown: Shown, title: str | None = None) -> Table:
-    """Return the table of an entry's panels; its title is `heading`'s where none is given."""
+    """Print the panels of an entry; the title is that of `heading` unless one is given."""
     entry, printed = shown.entry, []
-    printers = {"measured": _measured, "differences": _differences, "statements": _statements, "variant": _by_point}
-    printers["questions"] = _questions
+    printers = {
+        "measured": _measured, "differences": _differences, "questions": _questions, "statements": _statements,
+        "variant": _by_point,
+    }  # fmt: skip
     for panel in entry["panels"]:
         grid = printers[panel.get("across") or panel.get("rows", "measured")](shown, panel)
         if len(grid.frame):
@@ -166,7 +170,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
 
 
 def _measured(shown: Shown, panel: Panel) -> Grid:
-    """A row a variant, with the published row below where the panel has a published number of it."""
+    """Return a row a variant, and below it the published row if it has a number of the panel."""
     entry, metrics = shown.entry, shown.metrics(panel)
     places = [place for metric in metrics for place in _places(shown, metric)]
     scores = {metric for metric in metrics if metric not in METRICS or METRICS[metric].measure != "spec"}
@@ -176,18 +180,18 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
         case = line.case
         name = label(entry, case.variant) if in_words else case.variant
         lines.append(line)
-        rows.append(shown.names(case, name) | {header: shown.cell(case, *place) for header, *place in places})
-        theirs = shown.published[(shown.published[list(Case._fields)] == list(case)).all(axis=1)]
-        if set(theirs["metric"]) & scores:
+        rows.append(shown.leading(case, name) | {header: shown.cell(case, *place) for header, *place in places})
+        published = shown.published[(shown.published[list(Case._fields)] == list(case)).all(axis=1)]
+        if set(published["metric"]) & scores:
             lines.append(line)
-            notes = [shown.footnotes.mark(note) for note in [*filter(None, theirs["reason"])][:1]]
-            cells = {header: shown.theirs(case, metric) for header, metric, *_ in places}
-            rows.append(shown.names(case, " ".join(["published", *notes])) | cells)
+            marks = [shown.footnotes.mark(note) for note in [*filter(None, published["reason"])][:1]]
+            cells = {header: shown.published_cell(case, metric) for header, metric, *_ in places}
+            rows.append(shown.leading(case, " ".join(["published", *marks])) | cells)
     return _grid(shown, lines, rows)
 
 
 def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | None]]:
-    """Header, metric, point and place on its axis of a metric's columns: one, or one for each point and batch size."""
+    """Yield header, metric, point and axis value of a metric's columns: one for each point and batch size."""
     rows = shown.rows[shown.rows["metric"] == metric]
     points = list(shown.entry.get("points", {})) if (rows["point"] != "").any() else [""]
     batches = sorted(rows["at"].dropna().unique()) or [None]
@@ -199,7 +203,7 @@ def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | 
 
 
 def _grid(shown: Shown, lines: Sequence[Line], rows: Sequence[Mapping[str, str]]) -> Grid:
-    """A grid with lines between models, below the baseline and before AcrossKV, and the headings of parts."""
+    """Return a grid with rules between models, below the baseline and before AcrossKV, and the headings of parts."""
 
     def block(case: Case) -> tuple[Any, ...]:
         if shown.with_fp8:
@@ -218,39 +222,35 @@ def _grid(shown: Shown, lines: Sequence[Line], rows: Sequence[Mapping[str, str]]
 
 
 def _by_point(shown: Shown, panel: Panel) -> Grid:
-    """A row a model and point, a column a variant; the published row below where the same hardware ran."""
+    """Return a row a model and point, a column a variant; the published row below if the same hardware ran."""
     entry, (metric,), rows = shown.entry, panel["columns"], []
     for model in entry["models"]:
         cases = {label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
         for point in entry["points"]:
             ways = {point_label(entry, point): shown.cell}
-            if any(shown.find(case, metric, point, theirs=True) for case in cases.values()):
-                ways["published"] = shown.theirs
-            rows += [
-                ({"Model": model["title"]} if shown.several else {})
-                | {"": name}
-                | {header: way(case, metric, point) for header, case in cases.items()}
-                for name, way in ways.items()
-            ]
+            if any(shown.find(case, metric, point, published=True) for case in cases.values()):
+                ways["published"] = shown.published_cell
+            leading = {"Model": model["title"]} if shown.several else {}
+            for name, way in ways.items():
+                cells = {header: way(case, metric, point) for header, case in cases.items()}
+                rows.append({**leading, "": name, **cells})
     return Grid(pd.DataFrame(rows))
 
 
 def _differences(shown: Shown, panel: Panel) -> Grid:
     """Return a row a variant that shares questions or chats with its reference."""
-    found = {}
+    differences = {}
     for line in shown.lines:
         if other := quality.reference(line, shown.lines):
             cells = {metric: shown.find(line.case, metric, against=other) for metric in shown.metrics(panel)}
             if any(cells.values()):
-                found[line, other] = cells
-    metrics = [metric for metric in shown.metrics(panel) if any(cells[metric] for cells in found.values())]
-    rows = [
-        shown.names(line.case, line.case.variant)
-        | {"against": other.variant}
-        | {shown.header(metric): _difference(shown, cells[metric]) for metric in metrics}
-        for (line, other), cells in found.items()
-    ]
-    return _grid(shown, [line for line, _ in found], rows)
+                differences[line, other] = cells
+    metrics = [metric for metric in shown.metrics(panel) if any(cells[metric] for cells in differences.values())]
+    rows = []
+    for (line, other), cells in differences.items():
+        leading = shown.leading(line.case, line.case.variant) | {"against": other.variant}
+        rows.append(leading | {shown.header(metric): _difference(shown, cells[metric]) for metric in metrics})
+    return _grid(shown, [line for line, _ in differences], rows)
 
 
 def _difference(shown: Shown, row: Row | None) -> str:
@@ -261,7 +261,7 @@ def _difference(shown: Shown, row: Row | None) -> str:
 
 
 def _questions(shown: Shown, panel: Panel) -> Grid:
-    """A row a question with its accepted answers, a column a variant."""
+    """Return a row a question with its accepted answers, a column a variant."""
     answers = shown.rows[shown.rows["metric"] == "answer"]
     cells = answers.pivot(index=["at", "part"], columns="variant", values="text").rename(
         columns=partial(label, shown.entry)
@@ -271,13 +271,10 @@ def _questions(shown: Shown, panel: Panel) -> Grid:
 
 def _statements(shown: Shown, panel: Panel) -> Grid:
     """Return the statements of the sources about this artifact and the models that ran."""
-    stated = shown.published[shown.published["file"].str.endswith("values.csv") & (shown.published["model"] != "")]
-    rows = [
-        {
-            "Model": shown.titles[row["model"]],
-            "Statement": " ".join([row["text"], *(shown.footnotes.mark(note) for note in [row["reason"]] if note)]),
-            "Source": row["conditions"],
-        }
-        for row in stated.to_dict("records")
-    ]
+    rows = []
+    for row in shown.published.to_dict("records"):
+        if row["file"].endswith("values.csv") and row["model"]:
+            mark = f" {shown.footnotes.mark(row['reason'])}" if row["reason"] else ""
+            title = shown.titles[row["model"]]
+            rows.append({"Model": title, "Statement": row["text"] + mark, "Source": row["conditions"]})
     return Grid(pd.DataFrame(rows))

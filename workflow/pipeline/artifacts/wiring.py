@@ -1,4 +1,4 @@
-"""The wiring of SwiftKV, drawn from the spec alone: Figure 1 of the paper and of the blog."""
+"""Draw the wiring of SwiftKV from the spec alone: Figure 1 of the paper and of the blog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPT, _KEPT, _GENERATED, _RISER = (0.24, 0.2), (0.57, 0.14), (0.9, 0.2), 0.42
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """One panel a variant: layers that a prompt token computes, the cache of each group, layers of a generated token.
+    """Draw a panel a variant: layers that a prompt token computes, the cache of each group, layers of a generated token.
 
     The CSV has a row a variant and layer, counted from 0. `computed_for_prompt` says whether prompt tokens go through the
     layer; the last of them always does. `kv_from_layer` is the layer whose input, the output of the one before, its keys and

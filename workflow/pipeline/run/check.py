@@ -1,4 +1,4 @@
-"""`make check PROFILE=...`: what would stop a run hours from now, printed before it starts, one line a check."""
+"""`make check PROFILE=...`: find faults that would stop a run hours from now, and print a line a check."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Report:
     """Prints a line for each check.
 
     Attributes:
-        failures: the sentences of those that failed so far.
+        failures: the sentences of failed checks.
 
     Args:
-        show: takes each line.
+        show: called with each line.
     """
 
     def __init__(self, show: Callable[[str], None] = print) -> None:
         self.show, self.failures = show, list[str]()
 
     def check(self, name: str, function: Callable[..., str], *arguments: Any) -> bool:
-        """Run one check, which returns the text of its line or raises a `UserError`; whether it went well."""
+        """Run a check, which returns the text of its line or raises a `UserError`; return True if it passed."""
         try:
             text = function(*arguments)
         except UserError as error:
@@ -61,12 +61,12 @@ class Report:
 
 
 def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles: Sequence[str] = ()) -> None:
-    """Check what a run of a profile needs, and print a line for each check.
+    """Check the requirements of a run of a profile, and print a line for each check.
 
     Args:
         root: folder of the project.
         name: the profile's name, or its folder.
-        targets: files that are to be made; all if empty.
+        targets: files to be made; all if empty.
         configfiles: added to the profile's own.
 
     Raises:
@@ -101,12 +101,12 @@ def other_libraries(results: Path) -> str:
 
 
 def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob], unrecorded: Sequence[str] = ()) -> list[str]:
-    """Return why a run cannot start; print what its user should know otherwise.
+    """Return the faults that stop a run from starting, and print notes for its user.
 
     Args:
         profile: its settings.
         jobs: that are to run.
-        unrecorded: finished files that Snakemake has no settings of, so it takes them for current whatever these are.
+        unrecorded: finished files whose settings Snakemake does not know, so that it never makes them again.
     """
     report = Report(lambda line: None)
     notes = check_environment(report, profile, jobs)
@@ -162,20 +162,20 @@ def check_gpus(wanted: int) -> str:
         raise UserError(
             "nvidia-smi is not here or does not answer: install NVIDIA's driver, or use another profile"
         ) from None
-    found = sum(line.startswith("GPU ") for line in run.stdout.splitlines())
-    if found < wanted:
+    gpus = sum(line.startswith("GPU ") for line in run.stdout.splitlines())
+    if gpus < wanted:
         raise UserError(
-            f"the profile shares out {wanted} GPUs and this machine has {found}: correct gpu under resources in the profile"
+            f"the profile shares out {wanted} GPUs and this machine has {gpus}: correct gpu under resources in the profile"
         )
-    return f"{found} here, {wanted} shared out"
+    return f"{gpus} here, {wanted} shared out"
 
 
 def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
     """Check that every job fits into the memory that all share; Snakemake lets the others wait.
 
     Args:
-        jobs: all that are planned.
-        cores: that Snakemake may use.
+        jobs: all planned jobs.
+        cores: cores that Snakemake may use.
         memory: MB for all jobs that run at once.
 
     Returns:
@@ -218,8 +218,8 @@ def check_disk(results: Path, written: float, missing: float) -> str:
 
     Args:
         results: folder of the results, which need not exist yet.
-        written: bytes that jobs leave there.
-        missing: bytes that come from the hub.
+        written: bytes that jobs leave in the results.
+        missing: bytes to be downloaded from the hub.
 
     Raises:
         UserError: results cannot be written, or there is not as much room.
@@ -238,10 +238,10 @@ def check_disk(results: Path, written: float, missing: float) -> str:
     return f"room for {written / GIGA:.1f} GB of results in {results} and {missing / GIGA:.1f} GB of downloads"
 
 
-def check_hub(report: Report, found: Iterable[Download]) -> int:
-    """Check every hub repository that jobs load; once the hub is silent, in the local cache alone.
+def check_hub(report: Report, wanted: Iterable[Download]) -> int:
+    """Check every hub repository that jobs load; if the hub does not answer, look in the local cache alone.
 
-    What a silent hub leaves open is one failure.
+    All repositories that a silent hub leaves open are one failure.
 
     Returns:
         Bytes to be downloaded, as the hub states them.
@@ -249,7 +249,7 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
     from huggingface_hub import constants
 
     silence, missing, absent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "", 0, list[str]()
-    for item in once(found):
+    for item in once(wanted):
         if "://" in item.hub:
             continue
         name, size, problem = f"hub {item.origin} {item.hub}", None, ""
@@ -286,7 +286,7 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
 
 
 def _ask(item: Download) -> int:
-    """The size of a repository in bytes; a model is refused by its description, before its weights are downloaded."""
+    """Return the size of a repository in bytes; refuse a model by its description, before its weights are downloaded."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects
 
@@ -310,7 +310,7 @@ def _ask(item: Download) -> int:
 
 
 def in_cache(item: Download) -> bool:
-    """Whether a repository lies complete in the local hub cache."""
+    """Return True if a repository is complete in the local hub cache."""
     from huggingface_hub import snapshot_download
 
     settings = {"revision": item.revision, "allow_patterns": item.files, "local_files_only": True}

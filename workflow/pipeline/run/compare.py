@@ -1,9 +1,8 @@
 """Compare a run with the reference run, record by record.
 
-There are three tolerances. Whatever is counted or follows from the configuration is equal. What a model computes may differ as
-another processor rounds (`ROUNDED`). Speed-ups over the baseline, measured in turns, may differ as another machine does
-(`SPEEDUP`). Besides, signs are compared: a speed-up that is gone, a record without numbers, and a claim that two runs show in
-opposite directions are disagreements, whatever their size.
+Counts and values that follow from the configuration must be equal. Values that a model computes may differ by the rounding of
+another processor (`ROUNDED`), and speed-ups over the baseline, measured in turns, as on another machine (`SPEEDUP`). A speed-up
+that is gone, a record without numbers, and a claim with the opposite verdict are disagreements, whatever their size.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CLAIMS = "tables/claims.csv"  # verdicts of the run, kept beside its records
 
 
 class Tolerance(NamedTuple):
-    """How far a number may lie from the reference run's: the sum of the three.
+    """The largest difference from the number of the reference run: the sum of the three.
 
     Attributes:
         share: of the reference's number.
@@ -46,8 +45,8 @@ class Tolerance(NamedTuple):
 
 
 EXACT = Tolerance()
-# By `<measure>:<key>`, in which * is anything; the first that matches counts. KL, agreement and perplexity are of the same
-# chats, so errors over chats do not count; two processors differed by 0.5 %, 0.9 points and 2.2 % at most.
+# By `<measure>:<key>` with wildcards; the first that matches counts. KL, agreement and perplexity are of the same chats, so
+# errors over chats do not count; two processors differed by 0.5 %, 0.9 points and 2.2 % at most.
 ROUNDED = {
     # Errors are of the answers that changed; bits per byte have small ones.
     "score:result": Tolerance(share=0.05, errors=3),
@@ -67,17 +66,17 @@ ROUNDED = {
     "early_exit:result.decoding.equal_tokens": Tolerance(errors=2, absolute=0.02),  # one other token changes the rest
     "early_exit:result.decoding.time_ratio": Tolerance(errors=2, share=0.25),
 }
-# On the same processor two runs differed by up to 11 %, two processors by 1.55 to 1.85 at 2,000 tokens.
+# Two runs differed by up to 11 % on the same processor, two processors by 1.55 to 1.85 at 2,000 tokens.
 SPEEDUP = Tolerance(errors=2, share=0.25)
-KEPT = Tolerance(share=0.05, absolute=0.03)  # of what texts save, summed over answers
+KEPT = Tolerance(share=0.05, absolute=0.03)  # of the bits that texts save, summed over answers
 NOT_COMPARED = re.compile(
-    # names, words and answers, of which the numbers are compared
+    # names, words and answers; their numbers are compared
     r".*:(model\.title|settings\.\w+_example|result\.(what|criterion)|result\.answers\..*)"
     r"|answer:result\.baseline_answers\..*"
     # threads, number format and libraries of a machine
     r"|.*:settings\.(threads|ranks|command|memory|dtype)|.*:engine\.(vllm|attention_backend|kv_cache_gib|dtype)"
     r"|kv_capacity:result\.kv_cache_bytes|training:result\.(attention|gpus|accelerator)"
-    # errors and single values of what is compared as a whole
+    # errors, and single values that are compared as a whole
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
     r"|reading:result\.members\..*\.tasks\..*"
     # times and speeds
@@ -120,13 +119,12 @@ class Comparison:
             self._speedups(name, expected, measured)
             kept = dict(_kept(measured))
             for key, was in _kept(expected):
-                self._check(f"{name}: {key}", was, kept.get(key), KEPT, None)
+                self._check(f"{name}: {key}", was, kept.get(key), KEPT)
 
     def _same(self, name: str, sections: tuple[str, ...], expected: Record, measured: Record) -> bool:
-        """Compare sections of two records; whether all agree."""
+        """Compare sections of two records; return True if all agree."""
         before = len(self.disagreements)
-        was, now = ({key: value for part in sections for key, value in leaves(getattr(record, part), part)}
-                    for record in (expected, measured))  # fmt: skip
+        was, now = (dict(leaves({part: getattr(record, part) for part in sections})) for record in (expected, measured))
         for key in was:
             if (within := tolerance(f"{expected.measure}:{key}")) is None:
                 self.uncompared += 1
@@ -140,20 +138,20 @@ class Comparison:
         return len(self.disagreements) == before
 
     def _speedups(self, name: str, expected: Record, measured: Record) -> None:
-        found = dict(_ratios(measured))
+        ratios = dict(_ratios(measured))
         for key, was in _ratios(expected):
-            now = found.get(key)
-            # A noisy machine may show as much as another with less certainty, so half of the gain has to be lost too.
+            now = ratios.get(key)
+            # A noisy machine may show the same gain with less certainty, so half of the gain has to be lost too.
             if now and _least(was) > 1 >= _least(now) and now.value - 1 < (was.value - 1) / 2:
-                said = f"{_shown(now.value)}, at least {_shown(_least(now))}, in the reference {_shown(was.value)}"
-                self.disagreements.append(f"{name}: {key} is gone: {said}")
+                both = f"{_text(now.value)}, at least {_text(_least(now))}, in the reference {_text(was.value)}"
+                self.disagreements.append(f"{name}: {key} is gone: {both}")
             else:
                 stderr = quadrature(_stderr(was), now and _stderr(now))
                 self._check(f"{name}: {key}", was.value, now and now.value, SPEEDUP, stderr)
 
-    def _check(self, name: str, was: Any, now: Any, within: Tolerance, stderr: float | None) -> None:
-        if apart := _apart(name, was, now, within, stderr or 0.0):
-            self.disagreements.append(apart)
+    def _check(self, name: str, was: Any, now: Any, within: Tolerance, stderr: float | None = None) -> None:
+        if difference := _difference(name, was, now, within, stderr or 0.0):
+            self.disagreements.append(difference)
         else:
             self.agreed += 1
 
@@ -164,48 +162,49 @@ def compare(reference: Path, results: Path, only: Collection[str] | None = None)
     Args:
         reference: folder with the reference's records.
         results: folder of the run's results.
-        only: records to compare, as paths in both; all where it is None.
+        only: records to compare, as paths in both; None means all.
 
     Raises:
         UserError: a record is damaged, or the run has none that the reference has.
     """
-    found, wanted = Comparison(), [name for name in records(reference) if only is None or name in only]
+    comparison, wanted = Comparison(), [name for name in records(reference) if only is None or name in only]
     absent = [name for name in wanted if not (results / name).exists()]
     if wanted and len(absent) == len(wanted):
         raise UserError(f"{results} has none of the {len(wanted)} records of the reference run in {reference}")
     for name in wanted:
         if name not in absent:
-            found.add(name, Record.read(reference / name), Record.read(results / name))
+            comparison.add(name, Record.read(reference / name), Record.read(results / name))
     if absent:
-        found.disagreements.append(f"{len(absent)} of {len(wanted)} records are missing: {some(absent)}")
+        comparison.disagreements.append(f"{len(absent)} of {len(wanted)} records are missing: {some(absent)}")
     before = verdicts(reference)
     for claim, line in verdicts(results).items():
         both = {line["verdict"], before.get(claim, line)["verdict"]}
         if len(both) == 2 and OTHER in both and not both & {UNDECIDED, UNMEASURED}:
-            said = f"{line['verdict']}, in the reference {before[claim]['verdict']}"
-            found.disagreements.append(f"claim {line['text']!r} ({line['place']}): {said}")
-    return found
+            turned = f"{line['verdict']}, in the reference {before[claim]['verdict']}"
+            comparison.disagreements.append(f"claim {line['text']!r} ({line['place']}): {turned}")
+    return comparison
 
 
-def report(found: Comparison, reference: Path, results: Path) -> str:
-    """Return the lines of a comparison: disagreements, and how much was compared on which machines."""
-    lines = list(found.disagreements)
-    for name, place, machines in zip(("this run", "reference"), (results, reference), found.machines, strict=True):
+def report(comparison: Comparison, reference: Path, results: Path) -> str:
+    """Return the lines of a comparison: disagreements, machines, and numbers of quantities."""
+    lines = list(comparison.disagreements)
+    for name, place, machines in zip(("this run", "reference"), (results, reference), comparison.machines, strict=True):
         lines.append(f"{name}: {place}, {some(sorted(machines), 2)}")
     lines.append(
-        f"{found.agreed:,} quantities of {found.records} records agree, {len(found.disagreements)} do not; not compared: "
-        f"{found.uncompared:,}, such as times, words and settings of a machine (workflow/pipeline/run/compare.py)"
+        f"{comparison.agreed:,} quantities of {comparison.records} records agree, {len(comparison.disagreements)} do not; "
+        f"not compared: {comparison.uncompared:,}, such as times, words and settings of a machine "
+        "(workflow/pipeline/run/compare.py)"
     )
     return "\n".join(lines)
 
 
 def folder(root: Path, config: Config) -> Path:
-    """Return the folder of a scale's reference run, which need not exist; it is called like the scale's results."""
+    """Return the folder of a scale's reference run, named like its results; it need not exist."""
     return root / FOLDER / Path(config.pathvars.results).name
 
 
 def inputs(config: Config, targets: Collection[str]) -> set[str]:
-    """Return the files that some targets are made of, as paths from the folder of results."""
+    """Return the input files of some targets, as paths from the folder of results."""
     names = contents.named(config, targets)
     files = (file for name in names for group in contents.needs(config, name).values() for file in group)
     return {file.removeprefix(f"{config.pathvars.results}/") for file in files}
@@ -218,17 +217,17 @@ def records(place: Path) -> list[str]:
         UserError: there are none.
     """
     files = (file for folder in set(INPUTS.values()) for file in (place / folder).rglob("*.json"))
-    found = sorted(str(file.relative_to(place)) for file in files)
-    if not found:
+    paths = sorted(str(file.relative_to(place)) for file in files)
+    if not paths:
         raise UserError(
             f"no reference run is shipped for this scale ({place} has no records); `make reference` keeps those of a "
             "finished run there"
         )
-    return found
+    return paths
 
 
 def verdicts(place: Path) -> dict[str, dict[str, str]]:
-    """Read the lines of claims.csv by the claim's id; none where claims are not judged yet."""
+    """Read the lines of claims.csv by the claim's id; empty if claims are not judged yet."""
     if not (place / CLAIMS).is_file():
         return {}
     return pd.read_csv(place / CLAIMS, dtype=str, index_col="id", keep_default_na=False).to_dict("index")
@@ -242,33 +241,33 @@ def tolerance(path: str) -> Tolerance | None:
     return next((one for where, one in ROUNDED.items() if fnmatchcase(path, where)), EXACT)
 
 
-def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the quantities below a part of a record by their path: numbers, words, and lists of them."""
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the quantities of a part of a record by their path: numbers, words, and lists of them."""
     if isinstance(value, dict) or isinstance(value, list) and any(isinstance(part, dict) for part in value):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(part, f"{path}.{key}")
+            yield from leaves(part, f"{path}.{key}".removeprefix("."))
     elif value is not None:
         yield path, value
 
 
-def _apart(name: str, was: Any, now: Any, within: Tolerance, stderr: float) -> str:
-    """Describe how two values are apart, of lists the first that are; empty if they agree."""
+def _difference(name: str, was: Any, now: Any, within: Tolerance, stderr: float) -> str:
+    """Describe the difference of two values, of lists the first one; empty if they agree."""
     if was == now:
         return ""
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         pairs = enumerate(zip(was, now, strict=True))
-        return next(filter(None, (_apart(f"{name}[{place}]", *pair, within, stderr) for place, pair in pairs)), "")
+        return next(filter(None, (_difference(f"{name}[{at}]", *pair, within, stderr) for at, pair in pairs)), "")
     most = ""
     if isinstance(was, int | float) and isinstance(now, int | float):
         allowed = within.share * abs(was) + within.absolute + within.errors * stderr
         if abs(was - now) <= allowed:
             return ""
         most = "" if within is EXACT else f", at most {allowed:.3g} apart"
-    return f"{name} is {'missing' if now is None else _shown(now)}, in the reference {_shown(was)}{most}"
+    return f"{name} is {'missing' if now is None else _text(now)}, in the reference {_text(was)}{most}"
 
 
 def _paired_stderr(expected: Record, measured: Record) -> float | None:
-    """Standard error of the difference of two scores, question by question; None if they asked other questions."""
+    """Return the standard error of the difference of two scores on the same questions; None if these differ."""
     first, second = expected.value("questions"), measured.value("questions")
     if first and second and first["sha256"] == second["sha256"]:
         return paired_difference(first["values"], second["values"]).stderr
@@ -276,8 +275,8 @@ def _paired_stderr(expected: Record, measured: Record) -> float | None:
 
 
 def _ratios(record: Record) -> Iterator[tuple[str, Estimate]]:
-    """Yield the speed-ups over the baseline in turns: of all requests of a point, or by batch size."""
-    # Answers of two machines are not equally long, so of an answer the first token is compared.
+    """Yield the speed-ups over the baseline that were measured in turns: of a point, or by batch size."""
+    # Answers of two machines differ in length, so their times to the first token are compared.
     unit = "ms" if record.measure in ("decode", "answer") else "seconds"
     sizes = record.value("batch_tokens") or record.value("batch_sizes") or [None]
     for place, size in enumerate(sizes):
@@ -295,14 +294,14 @@ def _kept(record: Record) -> Iterator[tuple[str, float]]:
 
 
 def _least(ratio: Estimate) -> float:
-    """The lower end of its interval; the value of one that has none."""
+    """Return the lower end of the interval, or the value if there is none."""
     return ratio.value if ratio.low is None else ratio.low
 
 
 def _stderr(ratio: Estimate) -> float | None:
-    """A quarter of its 95 % interval."""
+    """Return a quarter of the 95 % interval."""
     return None if ratio.low is None or ratio.high is None else (ratio.high - ratio.low) / 4
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
