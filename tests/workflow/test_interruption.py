@@ -31,7 +31,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
 
     # Killed after its first saved state, the training leaves no checkpoint and the workflow fails.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    running = subprocess.Popen([SNAKEMAKE, *command()], cwd=ROOT, env=environment(), **quiet)
+    running = subprocess.Popen([SNAKEMAKE, *command()], env=environment(), **quiet)
     states = tmp_path / "results/training-state/tiny-random/swiftkv-50"
     deadline = time.monotonic() + 300
     while not list(states.glob("*/state.json")):
