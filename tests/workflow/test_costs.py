@@ -64,7 +64,12 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
     [
         ("local", "results/tables/table2.tex", "such as results/local/tables/table2.tex"),
         ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
-        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-60", r"no variant 'swiftkv-60' .* 'swiftkv-50'"),
+        (
+            "slurm",
+            "results/checkpoints/llama-3.1-8b/swiftkv-60/config.json",
+            r"no variant 'swiftkv-60' .* 'swiftkv-50'",
+        ),
+        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-50", "by a file of it, results/.*/swiftkv-50/config.json"),
         ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
     ],
 )

@@ -27,7 +27,7 @@ def test_vllm_scores_a_model_of_several_gpus():
 
 
 def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
-    target = "results/checkpoints/llama-3.1-8b/swiftkv-50"
+    target = "results/checkpoints/llama-3.1-8b/swiftkv-50/config.json"
 
     def minutes(*words):
         return next(
@@ -85,11 +85,17 @@ serving:
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("checkpoints/llama-3.1-8b/swiftkv-45", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
-        ("checkpoints/llama-3.1-70b/swiftkv-50-published", "models.llama-3.1-70b.checkpoints names none for it"),
-        ("checkpoints/qwen3-4b/swiftkv-50-tuned", "the keys of qwen3 are normalized"),
-        ("checkpoints/llama-3.1-70b/swiftkv-50", "asks for 4 nodes (nodes.distill), which only a profile with"),
-        ("cards/llama-3.1-8b-base/fine-tuned.md", "nothing makes "),
+        ("checkpoints/llama-3.1-8b/swiftkv-45/config.json", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
+        (
+            "checkpoints/llama-3.1-70b/swiftkv-50-published/config.json",
+            "models.llama-3.1-70b.checkpoints names none for it",
+        ),
+        ("checkpoints/qwen3-4b/swiftkv-50-tuned/config.json", "the keys of qwen3 are normalized"),
+        (
+            "checkpoints/llama-3.1-70b/swiftkv-50/config.json",
+            "asks for 4 nodes (nodes.distill), which only a profile with",
+        ),
+        ("checkpoints/llama-3.1-8b/baseline/README.md", "nothing makes "),
         ("scores/llama-3.1-8b/merge-all-layers/auto/gsm8k.json", "nothing makes "),
         ("scores/llama-3.1-8b/merge-all-layers/auto/lambada.json", "nothing makes "),
         ("fidelity/llama-3.1-8b/merge-all-layers/auto.json", "nothing makes "),
