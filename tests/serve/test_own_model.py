@@ -37,14 +37,8 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     profile, made = ROOT / "profiles/smoke", Path("results/smoke")
     command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--profile", profile]
-    command += [
-        "--configfile",
-        profile / "override.yaml",
-        tmp_path / "mine.yaml",
-        "--",
-        table.stem,
-        made / served / "config.json",
-    ]
+    command += ["--configfile", profile / "override.yaml", tmp_path / "mine.yaml"]
+    command += ["--", table.stem, made / served / "config.json"]
     ended = run(*command, **engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"})
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 
