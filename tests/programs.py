@@ -19,7 +19,9 @@ def environment(path: Iterable[Path] = (), **variables: str) -> dict[str, str]:
     return os.environ | {"PATH": places, "HF_HUB_OFFLINE": "1"} | variables
 
 
-def run(*words: Any, cwd: Path = ROOT, path: Iterable[Path] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: Any, cwd: Path | None = None, path: Iterable[Path] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
     command = [str(word) for word in words]
     return subprocess.run(command, cwd=cwd, env=environment(path, **variables), capture_output=True, text=True)
 
@@ -31,14 +33,14 @@ def write_program(path: Path, script: str) -> Path:
     return path
 
 
-def snakemake(*words: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def snakemake(*words: Any) -> subprocess.CompletedProcess[str]:
     """Run Snakemake in this process, which need not import everything anew."""
     from snakemake import cli
     from snakemake.logging import logger
 
     filters, printed, said, status = list(logger.filters), io.StringIO(), io.StringIO(), 0
     try:
-        with contextlib.chdir(cwd), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
             cli.main([str(word) for word in words])
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

@@ -15,7 +15,7 @@ def readme() -> tuple[dict, Path, Path]:
     """README's entry of an own model, and what it says becomes of it: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]
-    served = re.search(r"^vllm serve results/(\S+)", section, re.MULTILINE)[1]
+    served = re.search(r"vllm serve results/(\S+)", section, re.MULTILINE)[1]
     return (
         yaml.safe_load(re.search("```yaml\n(.*?)```", section, re.DOTALL)[1]),
         Path(f"tables/{table}.md"),
@@ -37,7 +37,8 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     profile, made = ROOT / "profiles/smoke", Path("results/smoke")
     command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--profile", profile]
-    command += ["--configfile", profile / "override.yaml", tmp_path / "mine.yaml", "--", table.stem, made / served]
+    command += ["--configfile", profile / "override.yaml", tmp_path / "mine.yaml"]
+    command += ["--", table.stem, made / served / "config.json"]
     ended = run(*command, **engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"})
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 

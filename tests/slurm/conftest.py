@@ -47,6 +47,11 @@ class Workflow:
             "slurm-logdir": str(folder / "slurm-logs"),
             "slurm-init-seconds-before-status-checks": 1,  # a poll that finds nothing lets the next one wait ten more
         }
+        subprocess.run(["generate-slurm-partition-config", "-o", folder / "partitions.yaml"], check=True)
+        written = yaml.safe_load((folder / "partitions.yaml").read_text())
+        # A partition that others use for jobs without GPUs; here it is of the same nodes.
+        del written["partitions"]["cpu"]["max_gpu"]
+        (folder / "partitions.yaml").write_text(yaml.safe_dump(written))
 
     def write(self) -> None:
         for name in ("profile", "override"):

@@ -27,6 +27,9 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
     assert {*map(rule_of, counts)} == {*map(rule_of, all_counts)} - {"all", "report_page"}
     assert "Nothing to be done" in workflow.run("--dry-run", *TARGETS).stdout
 
+    (report,) = (workflow.folder / "results/logs/slurm").glob("efficiency_report_*.csv")
+    assert "Memory Usage (%)" in report.read_text()
+
     # Every other job went through SLURM, once, with the GPUs that its rule and model state.
     jobs = cluster.jobs()
     assert {job["state"] for job in jobs} == {"COMPLETED"}

@@ -69,7 +69,8 @@ def make_inputs(folder: Path) -> None:
     (folder / "model/generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
     tokenizer().save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
-    source = {"name": "tiny", "title": "Tiny", "path": str(folder / "model"), "config": config}
+    place = str(folder / "model")
+    source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": place, "path": place, "config": config}
     (folder / "source.json").write_text(json.dumps(source))
     arrays, counts = pack(random_samples(40, 40), 64, 7, 0)
     write_packed(folder / "packed.safetensors", arrays, counts)

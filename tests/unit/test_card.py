@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 from tests.programs import ROOT
 
@@ -9,33 +10,55 @@ from pipeline.card import write_card
 
 REFERENCE = ROOT / "resources/reference/local"
 VARIANT = "smollm2-135m/swiftkv-50-across4"
+FIDELITY = REFERENCE / f"fidelity/{VARIANT}/auto.json"
 
 
-def test_metadata_and_numbers(tmp_path):
-    source = json.loads((REFERENCE / f"training/{VARIANT}.json").read_text())["model"]
-    (tmp_path / "source.json").write_text(json.dumps(source | {"kind": "hub", "id": "org/base"}))
-    fidelity = REFERENCE / f"fidelity/{VARIANT}/auto.json"
-    write_card(tmp_path / "source.json", REFERENCE / f"training/{VARIANT}.json", fidelity, tmp_path / "card.md")
-    _, head, text = (tmp_path / "card.md").read_text().split("---\n", 2)
-    metadata = yaml.safe_load(head)
+@pytest.fixture
+def card(tmp_path):
+    """Write the card of a changed training record: its metadata and its text."""
+
+    def written(fidelity=FIDELITY, **changes):
+        training = json.loads((REFERENCE / f"training/{VARIANT}.json").read_text())
+        for name, change in changes.items():
+            training[name] = change and training[name] | change
+        (tmp_path / "training.json").write_text(json.dumps(training))
+        write_card(tmp_path / "training.json", tmp_path / "README.md", fidelity)
+        _, head, text = (tmp_path / "README.md").read_text().split("---\n", 2)
+        return yaml.safe_load(head), text
+
+    return written
+
+
+def first_cells(text):
+    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+def test_metadata_and_numbers(card):
+    metadata, text = card(model={"kind": "hub", "id": "org/base"})
     assert (metadata["base_model"], metadata["library_name"]) == ("org/base", "transformers")
-    kl = json.loads(fidelity.read_text())["result"]["kl"]["value"]
+    kl = json.loads(FIDELITY.read_text())["result"]["kl"]["value"]
     row = next(line for line in text.splitlines() if line.startswith("| KL"))
     low, high = (float(word.strip("[],|")) for word in row.split()[-3:-1])
     assert f"{kl:.4g}" in row and low < kl < high and "loss `distillation` at temperature 2 |" in text
     assert "layers 14 to 29" in text.replace("\n", " ") and "4 neighboring ones share" in text
 
 
-def test_what_was_not_measured_or_is_of_this_machine_is_left_out(tmp_path):
-    files = [f"training/{VARIANT}.json", f"fidelity/{VARIANT}/auto.json"]
-    training, fidelity = (json.loads((REFERENCE / file).read_text()) for file in files)
-    source = training["model"] | {"kind": "local", "id": "/home/me/mine", "revision": None}
-    training["settings"]["loss"] = "lm"
+def test_what_was_not_measured_or_is_of_this_machine_is_left_out(card, tmp_path):
+    fidelity = json.loads(FIDELITY.read_text())
     fidelity["result"] = {key: fidelity["result"][key] for key in ("answer_kl", "documents")}  # of own_key_values
-    for place, record in enumerate((source, training, fidelity)):
-        (tmp_path / f"{place}.json").write_text(json.dumps(record))
-    write_card(*(tmp_path / f"{place}.json" for place in range(3)), tmp_path / "card.md")
-    text = (tmp_path / "card.md").read_text()
-    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")]
-    assert rows[1] == [" base model ", " mine "] and rows[-1][0] == " KL to the base model on answers, nats a token "
-    assert "/home" not in text and "temperature" not in text and len(rows) == 5
+    (tmp_path / "fidelity.json").write_text(json.dumps(fidelity))
+    local = {"kind": "local", "id": "/home/me/mine", "revision": None}
+    _, text = card(tmp_path / "fidelity.json", model=local, settings={"loss": "lm"})
+    measured = "KL to the base model on answers, nats a token"
+    assert first_cells(text) == ["base model", "trained", "training", measured]
+    assert "| base model | mine |" in text and "/home" not in text and "temperature" not in text
+
+
+def test_a_training_knows_no_closeness(card):
+    _, text = card(fidelity=None)
+    assert first_cells(text) == ["base model", "trained", "training"] and "held-out" not in text
+
+
+def test_a_model_that_was_trained_as_it_is_has_nothing_of_swiftkv(card):
+    metadata, text = card(fidelity=None, spec=None)
+    assert "tags" not in metadata and "swiftkv.models" not in text and first_cells(text) == ["base model", "training"]

@@ -94,8 +94,19 @@ def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
 def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluster, monkeypatch):
     monkeypatch.setenv("ENFORCED", "1")
     assert slurm.verdict(jobs(("pack", CPU_JOB | {"runtime": None})), SETTINGS) == ([], [])
-    (sentence,), _ = slurm.verdict(jobs(("distill", GPU_JOB | {"runtime": 2880})), SETTINGS)
+    unknown = SimpleNamespace(
+        **vars(SETTINGS) | {"partition_config": None}
+    )  # the limits, and which partitions there are
+    long = jobs(("distill", GPU_JOB | {"slurm_partition": "h100", "runtime": 2880}))
+    (sentence,), _ = slurm.verdict(long, unknown)
     assert "SLURM says" in sentence and "longest_runtime" in sentence
+
+
+def test_a_misspelt_limit_of_a_partition_is_one_sentence(cluster):
+    (cluster / "partitions.yaml").write_text("partitions: {h100: {max_gpus: 8}}")
+    settings = SimpleNamespace(**vars(SETTINGS) | {"partition_config": cluster / "partitions.yaml"})
+    with pytest.raises(UserError, match=r"partitions.yaml: .*'max_gpus'"):
+        slurm.verdict(jobs(("pack", CPU_JOB)), settings)
 
 
 def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):

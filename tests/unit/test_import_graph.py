@@ -13,8 +13,8 @@ FLOORS = [
     "architectures chats io quantize section",
     "cost models tensor_file",
     "distill gpus serve sources statistics",
-    "config records",
-    "card measure stages training",
+    "card config records",
+    "measure stages training",
     "artifacts score",
     "run",
 ]

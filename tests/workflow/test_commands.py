@@ -8,7 +8,7 @@ import yaml
 from tests.programs import ROOT, run
 
 DONE = {  # what neither of them plans, and the tests that do it
-    r"vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
+    r"(VLLM_CPU_KVCACHE_SPACE=\d+ )?vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
     r"pip install --no-deps": "tests/unit/test_packaging.py",
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
     r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",

@@ -20,7 +20,6 @@ def plan(*arguments):
 
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
-    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(estimate, "processor_speed", lambda config: 1.0)
     profile = dataclasses.replace(
         read_profile("local", ROOT), cores=2, resources={}
@@ -65,12 +64,16 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
     [
         ("local", "results/tables/table2.tex", "such as results/local/tables/table2.tex"),
         ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
-        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-60", r"no variant 'swiftkv-60' .* 'swiftkv-50'"),
+        (
+            "slurm",
+            "results/checkpoints/llama-3.1-8b/swiftkv-60/config.json",
+            r"no variant 'swiftkv-60' .* 'swiftkv-50'",
+        ),
+        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-50", "by a file of it, results/.*/swiftkv-50/config.json"),
         ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
     ],
 )
-def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence):
     with pytest.raises(UserError, match=sentence):
         plan_jobs(read_profile(profile, ROOT), ROOT, [file])
 
@@ -83,8 +86,7 @@ def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, 
         ("gpu_model:", "gpu_modl:", "site file has 'gpu_modl', .* 'gpu_model'"),
     ],
 )
-def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, monkeypatch, key, wrong, sentence):
-    monkeypatch.chdir(ROOT)
+def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, key, wrong, sentence):
     for name in ("profile.yaml", "site.yaml"):
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
     with pytest.raises(UserError, match=sentence):

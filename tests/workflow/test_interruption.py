@@ -1,4 +1,7 @@
-"""A killed rule leaves nothing that looks finished and loses no finished work; touched sources and more GPUs start nothing."""
+"""A killed rule leaves nothing that looks finished and loses no finished work; touched sources and more GPUs start nothing.
+
+The checkpoint of a finished training is what its folder has to have for others, and nothing else.
+"""
 
 import csv
 import subprocess
@@ -27,11 +30,11 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
 
     def command(configuration="override.yaml"):
         words = ["--cores", "1", "--configfile", tmp_path / configuration, "--rerun-incomplete", "--nolock"]
-        return [*words, "--rerun-triggers", "params", "input", "mtime", "--", checkpoint, losses]
+        return [*words, "--rerun-triggers", "params", "input", "mtime", "--", checkpoint / "config.json", losses]
 
     # Killed after its first saved state, the training leaves no checkpoint and the workflow fails.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    running = subprocess.Popen([SNAKEMAKE, *command()], cwd=ROOT, env=environment(), **quiet)
+    running = subprocess.Popen([SNAKEMAKE, *command()], env=environment(), **quiet)
     states = tmp_path / "results/training-state/tiny-random/swiftkv-50"
     deadline = time.monotonic() + 300
     while not list(states.glob("*/state.json")):
@@ -49,6 +52,10 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
     assert "continuing after step" in again.stderr + again.stdout
     with losses.open() as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+    weights = {"config.json", "generation_config.json", "model.safetensors"}
+    tokenizer = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in checkpoint.iterdir()} == weights | tokenizer | {"README.md"}
+    assert f"| training | {STEPS} steps, " in (checkpoint / "README.md").read_text()
 
     # Finished work stays finished when sources are touched, as a fresh checkout does, and on another number of GPUs.
     for file in [*ROOT.glob("workflow/**/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("workflow/rules/*.smk")]:

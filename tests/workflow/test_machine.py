@@ -59,6 +59,7 @@ def make(folder, *checkpoints):
         os.utime(folder / name, (1e9, 1e9))
     for checkpoint in checkpoints:
         (folder / checkpoint).mkdir(parents=True)
+        (folder / checkpoint / "config.json").touch()
 
 
 def test_jobs_share_the_memory_there_is(start, tmp_path):
@@ -131,7 +132,7 @@ def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(tm
     command = ["--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/gpu", "--rerun-triggers", "mtime"]
     command += ["--directory", tmp_path, *on_gpus(tmp_path, distill=2), "--dry-run"]
     checkpoint, fidelity = (TINY.format(place) + "/swiftkv-50" for place in ("checkpoints", "fidelity"))
-    refused = snakemake(*command, "--", checkpoint)
+    refused = snakemake(*command, "--", f"{checkpoint}/config.json")
     assert refused.returncode == 1
     sentence = "\nerror: model 'tiny-random' asks for 2 GPUs (gpus.distill) and this profile shares out 1: set"
     assert sentence in refused.stdout + refused.stderr

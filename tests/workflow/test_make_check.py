@@ -17,10 +17,10 @@ def site(tmp_path):
     """A copy of profiles/slurm in a folder of its own, for a cluster of stand-ins."""
     profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
     own = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())
-    own["gpu_jobs"]["resources"]["slurm_partition"] = "h100"
-    profile["default-resources"]["slurm_partition"] = "cpu"
     install(tmp_path / "bin")
     (tmp_path / "queue").touch()
+    generate = ["generate-slurm-partition-config", "--output", tmp_path / "partitions.yaml"]
+    assert run(*generate, path=[tmp_path / "bin"]).returncode == 0
 
     def start(*command):
         (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
@@ -32,8 +32,15 @@ def site(tmp_path):
     return start
 
 
+def test_the_profiles_partitions_are_as_the_plugin_writes_them(site):
+    written, shipped = (
+        yaml.safe_load((folder / "partitions.yaml").read_text()) for folder in (site.folder, ROOT / "profiles/slurm")
+    )
+    assert written == shipped
+
+
 def test_all_faults_are_seen_at_once_each_in_one_line(site):
-    site.profile["default-resources"]["slurm_partition"] = "standard"
+    site.profile["set-resources"]["heldout"] = {"slurm_partition": "standard"}
     site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
     queue = ["7|{}|rule_distill_wildcards_x", "8|{}/elsewhere|rule_distill_x", "9|{}|(null)", "10|{}|rule_heldout"]
     (site.folder / "queue").write_text("\n".join(queue).format(*[site.folder] * 4))

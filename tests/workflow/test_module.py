@@ -19,17 +19,18 @@ rule mine:
 """
 
 
-def test_a_figure_is_made_in_another_workflow(tmp_path):
+def test_a_figure_is_made_in_another_workflow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "Snakefile").write_text(OUTER.format(root=ROOT))
     (tmp_path / "mine.yaml").write_text("pathvars: {results: elsewhere}\nserving: {output_tokens: 3}\n")
     words = ["--cores", 1, "--configfile", *CONFIGURATION, "mine.yaml"]
-    made = run("snakemake", *words, "--", "mine.txt", cwd=tmp_path)
+    made = run("snakemake", *words, "--", "mine.txt")
     assert made.returncode == 0, made.stderr[-2000:]
     assert (tmp_path / "mine.txt").read_text().startswith("model,title,")
-    reported = snakemake("--report", "report.zip", *words, "--", "mine.txt", cwd=tmp_path)
+    reported = snakemake("--report", "report.zip", *words, "--", "mine.txt")
     assert reported.returncode == 0, reported.stderr[-2000:]
     with zipfile.ZipFile(tmp_path / "report.zip") as report:
         assert any(name.endswith("/figure1.png") for name in report.namelist())
         assert "1 Method" in report.read("report/report.html").decode()
-    planned = snakemake("--dry-run", *words, "--", "swiftkv_figure4", cwd=tmp_path)
+    planned = snakemake("--dry-run", *words, "--", "swiftkv_figure4")
     assert planned.returncode == 0 and "rule swiftkv_measure_" in planned.stdout + planned.stderr

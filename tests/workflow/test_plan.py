@@ -1,6 +1,5 @@
 """Snakemake plans the right jobs, with the right GPUs, on a machine without SLURM and network; mistakes stop it."""
 
-import contextlib
 import re
 import shlex
 from collections import Counter
@@ -14,9 +13,7 @@ from pipeline.run.jobs import dry_run
 
 def plan(*arguments):
     """The planned jobs: a list of (rule, wildcards, resources)."""
-    with contextlib.chdir(ROOT):
-        jobs = dry_run("--forceall", *arguments)
-    return [(job.rule, job.wildcards, job.resources) for job in jobs]
+    return [(job.rule, job.wildcards, job.resources) for job in dry_run("--forceall", *arguments)]
 
 
 def test_vllm_scores_a_model_of_several_gpus():
@@ -30,7 +27,7 @@ def test_vllm_scores_a_model_of_several_gpus():
 
 
 def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
-    target = "results/checkpoints/llama-3.1-8b/swiftkv-50"
+    target = "results/checkpoints/llama-3.1-8b/swiftkv-50/config.json"
 
     def minutes(*words):
         return next(
@@ -47,10 +44,9 @@ def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
 
 def test_the_demo_is_a_part_of_the_local_run():
     """So what one has made, the other finds made: the same jobs, from the same inputs, in the same places."""
-    with contextlib.chdir(ROOT):
-        demo, everything = (
-            dry_run("--forceall", "--profile", "profiles/local", "--", *target) for target in (["demo"], [])
-        )
+    demo, everything = (
+        dry_run("--forceall", "--profile", "profiles/local", "--", *target) for target in (["demo"], [])
+    )
     alike = {job.outputs: (job.rule, job.inputs, job.wildcards) for job in everything}
     assert demo and all(alike[job.outputs] == (job.rule, job.inputs, job.wildcards) for job in demo)
     assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {
@@ -79,8 +75,7 @@ serving:
     names = ("first-words", "interactive-bulk", "forward", "decode", "kv-capacity")
     targets = [SERVING.format(name, "llama-3.1-8b", "baseline") for name in names]
     site = ["--configfile", "profiles/slurm/site.yaml", str(file)]
-    with contextlib.chdir(ROOT):
-        jobs = dry_run("--forceall", "--profile", "profiles/slurm", *site, "--", *targets)
+    jobs = dry_run("--forceall", "--profile", "profiles/slurm", *site, "--", *targets)
     extra = {point: job.resources["slurm_extra"] for job in jobs for point in job.points}
     alone = dict.fromkeys(("first-words", "forward", "short", "decode"), "--mail-type=FAIL --exclusive")
     batches = ("interactive-bulk", "kv-capacity", "batch-2k", "batch-8k", "batch-32k", "batch-128k")
@@ -90,11 +85,17 @@ serving:
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("checkpoints/llama-3.1-8b/swiftkv-45", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
-        ("checkpoints/llama-3.1-70b/swiftkv-50-published", "models.llama-3.1-70b.checkpoints names none for it"),
-        ("checkpoints/qwen3-4b/swiftkv-50-tuned", "the keys of qwen3 are normalized"),
-        ("checkpoints/llama-3.1-70b/swiftkv-50", "asks for 4 nodes (nodes.distill), which only a profile with"),
-        ("cards/llama-3.1-8b-base/fine-tuned.md", "nothing makes "),
+        ("checkpoints/llama-3.1-8b/swiftkv-45/config.json", "asks for 45 % prefill reduction, but models.llama-3.1-8b"),
+        (
+            "checkpoints/llama-3.1-70b/swiftkv-50-published/config.json",
+            "models.llama-3.1-70b.checkpoints names none for it",
+        ),
+        ("checkpoints/qwen3-4b/swiftkv-50-tuned/config.json", "the keys of qwen3 are normalized"),
+        (
+            "checkpoints/llama-3.1-70b/swiftkv-50/config.json",
+            "asks for 4 nodes (nodes.distill), which only a profile with",
+        ),
+        ("checkpoints/llama-3.1-8b/baseline/README.md", "nothing makes "),
         ("scores/llama-3.1-8b/merge-all-layers/auto/gsm8k.json", "nothing makes "),
         ("scores/llama-3.1-8b/merge-all-layers/auto/lambada.json", "nothing makes "),
         ("fidelity/llama-3.1-8b/merge-all-layers/auto.json", "nothing makes "),
@@ -190,7 +191,6 @@ def test_every_rule_has_docstring_log_and_benchmark():
 def test_snakemake_s_workflow_catalog_runs_the_same_workflow():
     usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
     words = [*usage["mandatory-flags"]["flags"].split(), "--forceall", "results/local/figures/figure2_left.png"]
-    with contextlib.chdir(ROOT):
-        both = [dry_run("--snakefile", file, *words) for file in ("Snakefile", "workflow/Snakefile")]
+    both = [dry_run("--snakefile", file, *words) for file in ("Snakefile", "workflow/Snakefile")]
     plans = [{job.outputs: job for job in jobs} for jobs in both]  # Snakemake orders jobs as it likes
     assert plans[0] == plans[1] and {job.rule for job in both[0]} >= {"similarity", "figure"}

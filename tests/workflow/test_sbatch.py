@@ -27,18 +27,16 @@ THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
+    f"checkpoints/{EIGHT}/swiftkv-25/config.json",
+    f"checkpoints/{EIGHT}/swiftkv-50-early-exit/config.json",
+    f"dummy/{HUGE}/baseline/config.json",
 ]
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
 PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")
-FOLDERS = [
-    f"checkpoints/{EIGHT}/swiftkv-25",
-    f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
-    f"dummy/{HUGE}/baseline",
-    *(f"questions/{task}" for task in (*PANEL, "gsm8k")),
-]
+FOLDERS = [f"questions/{task}" for task in (*PANEL, "gsm8k")]
 TARGETS = [
     f"similarity/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
-    *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
+    *(f"checkpoints/{model}/swiftkv-50/config.json" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     f"fidelity/{EIGHT}/swiftkv-25/auto.json",
     f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",

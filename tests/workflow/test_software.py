@@ -13,7 +13,7 @@ from tests.programs import ROOT, SNAKEMAKE, run, write_program
 from pipeline.gpus import PRETEND
 
 HELDOUT = "results/smoke/data/heldout.jsonl"
-SEVENTY = "results/checkpoints/llama-3.1-70b/swiftkv-50"
+SEVENTY = "results/checkpoints/llama-3.1-70b/swiftkv-50/config.json"
 # Notes which Python was asked for what, and fails: the job is over then.
 PYTHON = 'echo "{name}; {variables}; $@" >> "$NOTES"; exit 1\n'
 STAND_INS = {

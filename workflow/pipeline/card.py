@@ -14,17 +14,19 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def write_card(model_source: Path, training: Path, fidelity: Path, output: Path) -> None:
-    """Write the model card of a trained, rewired checkpoint in Markdown, with the metadata of the Hugging Face hub.
+def write_card(training: Path, output: Path, fidelity: Path | None = None) -> None:
+    """Write the model card of a trained checkpoint in Markdown, with the metadata of the Hugging Face hub.
 
     Args:
-        model_source: the model's source.json.
         training: the record of the training.
-        fidelity: the fidelity record of the checkpoint.
         output: the Markdown file.
+        fidelity: the fidelity record of the checkpoint, once it is measured.
     """
-    measured = read_json(fidelity)
-    means = {name: one for name, one in measured["result"].items() if isinstance(one, dict) and "stderr" in one}
-    numbers = {name: estimate(one["value"], one["stderr"], one["n"]) for name, one in means.items()}
-    card = {"source": read_json(model_source), "trained": read_json(training), "measured": measured, "numbers": numbers}
+    measured = read_json(fidelity) if fidelity else {"result": {}}
+    numbers = {
+        name: estimate(one["value"], one["stderr"], one["n"])
+        for name, one in measured["result"].items()
+        if isinstance(one, dict) and "stderr" in one
+    }
+    card = {"trained": read_json(training), "measured": measured, "numbers": numbers}
     write_text(output, _TEMPLATES.get_template("card.md").render(card))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.card import write_card
 from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
 from swiftkv.distill import packing, teacher
@@ -71,7 +72,7 @@ def distill(
     moments: Path | None = None,
     minutes: float | None = None,
 ) -> None:
-    """Train one variant of a model (`trainer.train`) and write the record of its cost.
+    """Train one variant of a model (`trainer.train`), and write the record of its cost and the checkpoint's model card.
 
     Args:
         model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
@@ -94,6 +95,7 @@ def distill(
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is not None:
         write_json(record, training_record(source, variant, described, whole.on_this_device(), done, loss_log))
+        write_card(record, checkpoint / "README.md")
 
 
 def gpus_of(machines: list[list]) -> tuple[float, str | None]:

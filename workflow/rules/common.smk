@@ -92,17 +92,22 @@ def recipe_json(w, part, beyond=None):
     return scale.recipe(w.model, recipe_of(w)).model_dump_json(include=names)
 
 
-def checkpoint_folder(w):
-    """The checkpoint a variant is measured on; none for the unchanged model."""
+def folder_of(file):
+    """The folder of a checkpoint, of which jobs name one file: Snakemake would leave a file of its own in a folder."""
+    return os.path.dirname(file) if file else []
+
+
+def checkpoint_file(w):
+    """A file of the checkpoint that a variant is measured on; none for the unchanged model."""
     changed = scale.variants[w.variant].changed
-    return f"<results>/checkpoints/{w.model}/{w.variant}" if changed else []
+    return f"<results>/checkpoints/{w.model}/{w.variant}/config.json" if changed else []
 
 
 @command_line
 def early_exit_checkpoint(w):
     """The trained checkpoint of a variant that can exit early."""
     scale.check_early_exit(w.variant)
-    return checkpoint_folder(w)
+    return checkpoint_file(w)
 
 
 def tasks_of(w, group):
@@ -241,18 +246,18 @@ def model_file(w):
     return f"<results>/models/{w.model}/source.json"
 
 
-def served_folder(w):
-    """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
-    variant = scale.variants[w.variant]
+def served_file(w):
+    """A file of the checkpoint that is served, trained or without weights; none for the source model itself."""
     if serves_dummy(w):
-        return f"<results>/dummy/{w.model}/{w.variant if variant.rewired else 'baseline'}"
-    return f"<results>/checkpoints/{w.model}/{w.variant}" if variant.changed else []
+        variant = w.variant if scale.variants[w.variant].rewired else "baseline"
+        return f"<results>/dummy/{w.model}/{variant}/config.json"
+    return checkpoint_file(w)
 
 
-def baseline_folder(w, points):
-    """The folder without weights of the baseline, where a variant is measured in turns with it."""
+def baseline_file(w, points):
+    """A file of the baseline's checkpoint without weights, where a variant is measured in turns with it."""
     compared = any(map(scale.in_turns, points or [w.point])) and w.variant != "baseline" and serves_dummy(w)
-    return f"<results>/dummy/{w.model}/baseline" if compared else []
+    return f"<results>/dummy/{w.model}/baseline/config.json" if compared else []
 
 
 def measured_alone(points):
@@ -273,7 +278,7 @@ def chats_file(w, points):
 def serving_json(w, points):
     """What is served and the points, as JSON."""
     variant = scale.variants[w.variant]
-    weights = "dummy" if serves_dummy(w) else "trained" if served_folder(w) else "original"
+    weights = "dummy" if serves_dummy(w) else "trained" if served_file(w) else "original"
     spec = scale.spec(w.model, w.variant)
     return ServingSettings(
         weights,

@@ -3,8 +3,7 @@
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model}/{recipe}.safetensors (if stored),
          <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
-         <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json},
-         <results>/cards/{model}/{variant}.md
+         <results>/checkpoints/{model}/{variant}/{config.json,README.md}, <results>/training/{model}/{variant}.{csv,json}
 
 Recipes that agree in what decides a file share it; it has the name of the first of them.
 """
@@ -111,7 +110,7 @@ rule distill:
         teacher=teacher_states_file,
         moments=moments_file,
     output:
-        checkpoint=directory("<results>/checkpoints/{model}/{variant}"),
+        checkpoint="<results>/checkpoints/{model}/{variant}/config.json",
         losses="<results>/training/{model}/{variant}.csv",
         record="<results>/training/{model}/{variant}.json",
     log:
@@ -127,6 +126,7 @@ rule distill:
     resources:
         **on_gpus("distill"),
     params:
+        checkpoint=lambda w, output: folder_of(output.checkpoint),
         launcher=launcher,
         spec=spec_json,
         recipe=lambda w: recipe_json(w, Distilling),
@@ -151,31 +151,29 @@ rule distill:
             --minutes {params.minutes} \
             --threads {threads} \
             --gpus $(({resources.gpu} / {resources.nodes})) \
-            --checkpoint {output.checkpoint:q} \
+            --checkpoint {params.checkpoint:q} \
             --loss-log {output.losses:q} \
             --record {output.record:q}
         """
 
 
 rule model_card:
-    """The model card of a trained checkpoint, with what its training and its closeness to the base model came to."""
+    """Add to the model card of a trained checkpoint, which its training wrote, its closeness to the base model."""
     input:
-        model="<results>/models/{model}/source.json",
         training="<results>/training/{model}/{variant}.json",
         fidelity="<results>/fidelity/{model}/{variant}/auto.json",
     output:
-        "<results>/cards/{model}/{variant}.md",
+        "<results>/checkpoints/{model}/{variant}/README.md",
     log:
         "<logs>/model_card/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/model_card/{model}/{variant}.tsv"
     wildcard_constraints:
-        variant=variants_with(lambda variant: variant.rewired and variant.recipe),
+        variant=variants_with(lambda variant: variant.recipe),
     shell:
         """
         exec &> >(tee {log:q})
         python -m pipeline.stages model_card \
-            --model-source {input.model:q} \
             --training {input.training:q} \
             --fidelity {input.fidelity:q} \
             --output {output:q}

@@ -1,7 +1,7 @@
 """Sources: models and text.
 
 REQUIRED INPUTS: the sources named in the configuration
-OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
+OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}/config.json (of others' training),
          <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
 
 All that is downloaded is downloaded here.
@@ -40,7 +40,7 @@ rule fetch_checkpoint:
     input:
         model="<results>/models/{model}/source.json",
     output:
-        directory("<results>/checkpoints/{model}/{variant}"),
+        "<results>/checkpoints/{model}/{variant}/config.json",
     log:
         "<logs>/fetch_checkpoint/{model}/{variant}.log",
     benchmark:
@@ -50,6 +50,7 @@ rule fetch_checkpoint:
     params:
         spec=spec_json,  # first: it refuses a model that names no checkpoint for the variant
         source=lambda w: source_json(scale.models[w.model].checkpoints[w.variant]),
+        folder=lambda w, output: folder_of(output[0]),
     shell:
         """
         exec &> >(tee {log:q})
@@ -58,7 +59,7 @@ rule fetch_checkpoint:
             --variant {wildcards.variant:q} \
             --source {params.source:q} \
             --spec {params.spec:q} \
-            --output {output:q}
+            --output {params.folder:q}
         """
 
 

@@ -1,7 +1,7 @@
 """What a long prompt still gives, of trained variants and of families that no training changed.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl, and of a trained variant
-                 <results>/checkpoints/{model}/{variant}, of the fitted family <results>/packed/{model}/{recipe}.safetensors
+                 <results>/checkpoints/{model}/{variant}/config.json, of the fitted family <results>/packed/{model}/{recipe}.safetensors
 OUTPUTS: <results>/reading/{model}/{variant}.json (copied, fitted: the families),
          <results>/reading/{model}/{recipe}.safetensors (what the fitted family is fitted to)
 """
@@ -15,7 +15,7 @@ rule evaluate_reading:
         moments=lambda w: (
             f"<results>/reading/{w.model}/{scale.reading.fit}.safetensors" if w.variant == "fitted" else []
         ),
-        checkpoint=of_family(lambda w: [], checkpoint_folder),
+        checkpoint=of_family(lambda w: [], checkpoint_file),
     output:
         "<results>/reading/{model}/{variant}.json",
     log:
@@ -29,6 +29,7 @@ rule evaluate_reading:
     resources:
         **on_gpus("score"),
     params:
+        checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=of_family(lambda w: "null", spec_json),
         layers=of_family(lambda w: scale.reading_layers(w.model), lambda w: []),
         settings=scale.reading.model_dump_json(include=set(Prompts.model_fields)),
@@ -43,7 +44,7 @@ rule evaluate_reading:
             --spec {params.spec:q} \
             --layers {params.layers} \
             --moments {input.moments:q} \
-            --checkpoint {input.checkpoint:q} \
+            --checkpoint {params.checkpoint:q} \
             --settings {params.settings:q} \
             --state {params.state:q} \
             --threads {threads} \

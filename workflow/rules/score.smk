@@ -1,6 +1,6 @@
 """Quality: benchmark accuracy (Table B.1), and fidelity to the teacher.
 
-REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
+REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}/config.json,
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
@@ -19,7 +19,7 @@ for group in [None, *scale.scoring.together]:
             f"score_{group}" if group else "score"
         input:
             model="<results>/models/{model}/source.json",
-            checkpoint=checkpoint_folder,
+            checkpoint=checkpoint_file,
             questions=lambda w, group=group: question_folders(w, group),
         output:
             expand(
@@ -38,6 +38,7 @@ for group in [None, *scale.scoring.together]:
         resources:
             **on_gpus("score"),
         params:
+            checkpoint=lambda w, input: folder_of(input.checkpoint),
             spec=spec_json,
             tasks=lambda w, group=group: tasks_json(w, group),
             seed=scale.scoring.seed,
@@ -47,7 +48,7 @@ for group in [None, *scale.scoring.together]:
             exec &> >(tee {log.run:q})
             python -m pipeline.stages score \
                 --model-source {input.model:q} \
-                --checkpoint {input.checkpoint:q} \
+                --checkpoint {params.checkpoint:q} \
                 --variant {wildcards.variant:q} \
                 --spec {params.spec:q} \
                 --kv-cache {wildcards.kv_cache} \
@@ -66,7 +67,7 @@ rule fidelity:
     """KL to the teacher, top-1 agreement and perplexity on held-out chats, before and after training."""
     input:
         model="<results>/models/{model}/source.json",
-        checkpoint=checkpoint_folder,
+        checkpoint=checkpoint_file,
         moments=moments_file,
         chats="<results>/data/heldout.jsonl",
     output:
@@ -82,6 +83,7 @@ rule fidelity:
     resources:
         **on_gpus("score"),
     params:
+        checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=spec_json,
         settings=scale.fidelity.model_dump_json(),
     shell:
@@ -89,7 +91,7 @@ rule fidelity:
         exec &> >(tee {log:q})
         python -m pipeline.stages fidelity \
             --model-source {input.model:q} \
-            --checkpoint {input.checkpoint:q} \
+            --checkpoint {params.checkpoint:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
@@ -119,6 +121,7 @@ rule evaluate_early_exit:
     resources:
         **on_gpus("score"),
     params:
+        checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=spec_json,
         settings=scale.early_exit.model_dump_json(),
     shell:
@@ -126,7 +129,7 @@ rule evaluate_early_exit:
         exec &> >(tee {log:q})
         python -m pipeline.stages evaluate_early_exit \
             --model-source {input.model:q} \
-            --checkpoint {input.checkpoint:q} \
+            --checkpoint {params.checkpoint:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --heldout {input.chats:q} \

@@ -1,9 +1,9 @@
 """Serving with vLLM: every point of the configuration, whatever it measures (Sections 4.3 and 5.1, Appendix B.2).
 
-REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}; for models served without
-                 weights only their architecture file; for points with `dataset` <results>/data/heldout.jsonl or
+REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}/config.json; for models served
+                 without weights only their architecture file; for points with `dataset` <results>/data/heldout.jsonl or
                  <results>/data/{data}/train.jsonl
-OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
+OUTPUTS: <results>/dummy/{model}/{variant}/config.json, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
 
 
@@ -12,12 +12,13 @@ rule dummy_checkpoint:
     input:
         source=model_file,
     output:
-        directory("<results>/dummy/{model}/{variant}"),
+        "<results>/dummy/{model}/{variant}/config.json",
     log:
         "<logs>/dummy_checkpoint/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
     params:
+        folder=lambda w, output: folder_of(output[0]),
         spec=spec_json,
     shell:
         """
@@ -25,7 +26,7 @@ rule dummy_checkpoint:
         python -m pipeline.stages dummy_checkpoint \
             --source {input.source:q} \
             --spec {params.spec:q} \
-            --output {output:q}
+            --output {params.folder:q}
         """
 
 
@@ -42,8 +43,8 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
             group
         input:
             source=model_file,
-            served=served_folder,
-            baseline=lambda w, points=points: baseline_folder(w, points),
+            served=served_file,
+            baseline=lambda w, points=points: baseline_file(w, points),
             chats=lambda w, points=points: chats_file(w, points),
         output:
             expand("<results>/serving/{point}/{{model}}/{{variant}}/{{kv_cache}}.json", point=points or point),
@@ -65,6 +66,8 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
             # These ask for the input only to be no triggers: they change no number.
             title=lambda w, input: scale.models[w.model].title,
             start_timeout=lambda w, input: scale.serving.engine.start_timeout,
+            served=lambda w, input: folder_of(input.served),
+            baseline=lambda w, input: folder_of(input.baseline),
             state=answers_folder,
         shell:
             """
@@ -76,8 +79,8 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
                 --variant {wildcards.variant:q} \
                 --kv-cache {wildcards.kv_cache} \
                 --source {input.source:q} \
-                --checkpoint {input.served:q} \
-                --baseline {input.baseline:q} \
+                --checkpoint {params.served:q} \
+                --baseline {params.baseline:q} \
                 --chats {input.chats:q} \
                 --start-timeout {params.start_timeout} \
                 --threads {threads} \

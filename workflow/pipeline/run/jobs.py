@@ -53,6 +53,11 @@ class PlannedJob:
     resources: Resources = field(default_factory=Resources)
 
     @property
+    def name(self) -> str:
+        """What Snakemake's SLURM plugin calls it."""
+        return self.rule
+
+    @property
     def local(self) -> bool:
         """Whether it runs beside Snakemake, also where others go to a cluster."""
         return stage_of(self.rule).local

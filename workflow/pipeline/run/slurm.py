@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import re
 import shlex
@@ -32,9 +32,12 @@ KEYS = {
     "invalid qos": "qos",
     "invalid feature": "constraint",
     "time limit": "runtime",
-    "node configuration": "slurm_partition, gpu_model, the memory or the processors",
+    "node configuration": "gpu_model, the memory or the processors",
     "memory specification": "the memory",
+    "no partition in": "the time limit, the GPUs or the memory",
 }
+# The plugin tells its logger which partition it chooses for each job.
+SILENT = logging.Logger("partitions", logging.CRITICAL)
 
 
 def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...], list[PlannedJob]]:
@@ -42,18 +45,26 @@ def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...],
 
     Args:
         jobs: all to be submitted.
-        settings: the plugin's: requeue, no_requeue, qos, reservation.
+        settings: the plugin's: partition_config, requeue, no_requeue, qos, reservation.
 
     Raises:
-        UserError: the plugin refuses a job's resources.
+        UserError: the plugin refuses a job's resources, or the file of the partitions.
     """
     from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
     found: dict[tuple[str, ...], list[PlannedJob]] = {}
+    try:
+        known = read_partition_file(settings.partition_config) if settings.partition_config else []
+    except (WorkflowError, TypeError) as error:
+        raise UserError(f"{settings.partition_config}: {error}") from None
     for job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
+        # The plugin compares a job with the limits of a partition only where it chooses one.
+        if fitting := [one for one in known if partition in (None, one.name)]:
+            partition = get_best_partition(fitting, job, SILENT)
         parameters = {
             "run_uuid": JOB_NAME,
             "slurm_logfile": os.devnull,
@@ -105,15 +116,14 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
     """
     refused, waiting = list[str](), list[str]()
     problems: dict[str, tuple[str, list[str]]] = {}
-    limits = partition_limits()
     for words, alike in requests(jobs, settings).items():
         status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
         message, resources = f"SLURM says {_message(said)!r}", alike[0].resources
-        if status == 0:
-            partition = resources.get("slurm_partition")
-            if (resources.get("runtime") or 0) <= (most := limits.get(partition, math.inf)):
-                continue
-            message = f"partition {partition} has a time limit of {most} minutes, and a longer job waits for ever"
+        # Without EnforcePartLimits SLURM takes jobs that are longer than their partition allows, which wait for ever.
+        if settings.partition_config and "-p" not in words:
+            message = f"no partition in {settings.partition_config} takes it"
+        elif status == 0:
+            continue
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
         where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
         if key == "runtime" and resources.get("gpu"):
@@ -131,19 +141,6 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         passing = any(text in sentence for text in PASSING)
         (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
     return refused, waiting
-
-
-def partition_limits() -> dict[str, int]:
-    """Return the longest time of a job of each partition that has one, minutes.
-
-    Without EnforcePartLimits `sbatch --test-only` also takes longer jobs.
-    """
-    from snakemake_executor_plugin_slurm.partitions import parse_scontrol_partition_output
-    from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
-
-    partitions = parse_scontrol_partition_output(_run("scontrol", "show", "partition")[1])
-    limits = {name: settings.get("MaxTime", "UNLIMITED") for name, settings in partitions.items()}
-    return {name: parse_time_to_minutes(most) for name, most in limits.items() if most != "UNLIMITED"}
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:

@@ -40,6 +40,8 @@ def why_not_made(config: Config, file: str) -> str:
             f"nothing makes {file}: results of this scale lie in {results}/ (a --configfile replaces the profile's own; "
             "`make reproduce CONFIG=...` adds to it)"
         )
+    if place.parent.parent.name == "checkpoints":
+        return f"nothing makes {file}: a checkpoint is asked for by a file of it, {file}/config.json"
     for stage in STAGES.values():
         for output in stage.outputs:
             pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(output))

@@ -48,8 +48,10 @@ class Stage:
 STAGES = {
     # Sources
     "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:resolve_model"),
-    "fetch_checkpoint": Stage("checkpoints/{model}/{variant}", "pipeline.sources.published:fetch_checkpoint"),
-    "dummy_checkpoint": Stage("dummy/{model}/{variant}", "pipeline.measure.dummy:dummy_checkpoint"),
+    "fetch_checkpoint": Stage(
+        "checkpoints/{model}/{variant}/config.json", "pipeline.sources.published:fetch_checkpoint"
+    ),
+    "dummy_checkpoint": Stage("dummy/{model}/{variant}/config.json", "pipeline.measure.dummy:dummy_checkpoint"),
     "heldout": Stage("data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",)),
     "corpus": Stage(
         "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",)
@@ -62,10 +64,10 @@ STAGES = {
     "distill": Stage(
         "training/{model}/{variant}.json",
         "pipeline.training:distill",
-        more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
+        more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}/config.json"),
         gpus="distill",
     ),
-    "model_card": Stage("cards/{model}/{variant}.md", "pipeline.card:write_card", local=True),
+    "model_card": Stage("checkpoints/{model}/{variant}/README.md", "pipeline.card:write_card", local=True),
     # Quality
     "score": Stage(
         "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
