@@ -1,6 +1,7 @@
 """Advice on a model by its config.json alone, and plans of what it writes."""
 
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 from tests.programs import ROOT
 
 from pipeline.run import sizes
-from pipeline.run.advise import advise, best_layer
+from pipeline.run.advise import advise, best_layer, measured
 from pipeline.run.jobs import Profile, read_config, read_profile
 from pipeline.run.sizes import Size
 from swiftkv.errors import UserError
@@ -123,6 +124,25 @@ def test_a_plan_reads_the_size_from_the_hub_and_refuses_other_families(monkeypat
     monkeypatch.setattr(sizes, "hub_config", lambda name, revision: HYBRID)
     with pytest.raises(UserError, match="'qwen3_next'"):
         Size.of(config, "own", Path(ROOT))
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.8, "l = 10 (38 % skipped) keeps 80 %"), (0.99, "no l measured")])
+def test_the_reading_curve_names_the_smallest_l_that_keeps_enough(tmp_path, monkeypatch, share, words):
+    def member(layer, saved):
+        return {"layer": layer, "tasks": {"squad": {"bits": [4 - saved, 5 - saved], "bits_without": [4, 5]}}}
+
+    record = tmp_path / "copied.json"
+    members = [member(*pair) for pair in ((16, 2.0), (8, 1.0), (10, 1.7), (12, 1.9))]
+    record.write_text(json.dumps({"result": {"members": members}}))
+    ended = types.SimpleNamespace(returncode=0)
+    monkeypatch.setattr("subprocess.run", lambda *words, **settings: ended)
+    monkeypatch.setattr("pipeline.run.advise.make_plan", lambda *arguments: None)
+    monkeypatch.setattr("pipeline.run.advise.summary", lambda plan: "25 min")
+    plan, found = measured(ROOT, GPU, str(record), share, 16)
+    assert plan == "25 min" and words in found and "upper bound" in found
+    ended.returncode = 1
+    with pytest.raises(UserError, match="not measured"):
+        list(measured(ROOT, GPU, str(record), share, 16))
 
 
 @pytest.mark.parametrize(

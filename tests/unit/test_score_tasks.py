@@ -189,6 +189,7 @@ def made(tmp_path, monkeypatch):
     for name in ("sized", "plain"):
         (folder / f"{name}.yaml").write_text(MADE["yaml"].format(name=name))
         monkeypatch.setitem(KNOWN, name, Known.from_dict(known))
+    for name in ("sized", "plain"):
         fetch_questions({"task": name, "source": None}, tmp_path / name)
     shared = {"shots": 0, "limit": None, "max_gen_toks": None, "filter": "none", "source": None, "tokenizer": "model"}
 
