@@ -214,7 +214,7 @@ def test_questions_that_lm_eval_makes_follow_metadata(made):
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({}, "sized.* needs `metadata`"),
+        ({"metric": "4096"}, "sized.* needs `metadata`"),
         ({"metadata": {}, "metric": "4096"}, "cannot make the questions of sized: TypeError.*max_seq_lengths"),
         ({"metadata": {"max_seq_lengths": [1024]}}, "no metric '512'.*it has 1024"),
     ],
