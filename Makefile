@@ -5,7 +5,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce advise plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
 
 # A variable that is misspelt would be passed over without a word.
 MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFILES=PROFILE RESULT=RESULTS
@@ -26,6 +26,9 @@ demo: .venv/.ready  ## the method from wiring to served answer on a small real m
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 4 hours on two cores in float32)
 	$(ACTIVATE) && python -m pipeline run $(SCALE)
+
+advise: .venv/.ready  ## how much MODEL=org/name (or a folder) can gain, and OUTPUT=mine.yaml to train it; MEASURE=1 also how deep prompts must run
+	@$(ACTIVATE) && python -m pipeline advise --profile $(PROFILE) $(OUTPUT:%=--output %) $(MEASURE:%=--measure) $(MODEL)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
 	@$(ACTIVATE) && python -m pipeline plan $(SCALE)

@@ -8,31 +8,27 @@ import yaml
 from tests.programs import ROOT, SNAKEMAKE, run
 from tests.serve.conftest import engine_environment
 
+from pipeline.run.advise import advise
+from pipeline.run.jobs import read_profile
 from swiftkv.io import read_json
 
 
-def readme() -> tuple[dict, Path, Path]:
-    """README's entry of an own model, and what it says becomes of it: the table, and the folder that is served."""
+def readme() -> tuple[Path, Path]:
+    """What README says becomes of an own model: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]
-    served = re.search(r"vllm serve results/(\S+)", section, re.MULTILINE)[1]
-    return (
-        yaml.safe_load(re.search("```yaml\n(.*?)```", section, re.DOTALL)[1]),
-        Path(f"tables/{table}.md"),
-        Path(served),
-    )
+    return Path(f"tables/{table}.md"), Path(re.search(r"vllm serve results/(\S+)", section, re.MULTILINE)[1])
 
 
 @pytest.mark.slow
-def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path):
-    """As printed, but with a small model of random weights, on no GPU, for one benchmark."""
-    own, table, served = readme()
-    own["models"]["mine"] |= {
-        "source": {"local": str(checkpoint("qwen2", None, num_hidden_layers=8))},
-        "num_hidden_layers": 8,
-        "num_key_value_layers": {"50": 4},
-        "gpus": {"distill": 0, "score": 0},
-    }
+def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path, monkeypatch):
+    """As `make advise` writes it, for a small model of random weights and one benchmark."""
+    table, served = readme()
+    monkeypatch.chdir(tmp_path)
+    model = checkpoint("qwen2", None, num_hidden_layers=8)
+    *_, text = advise(ROOT, str(model), read_profile("smoke", ROOT), Path("mine.yaml"))
+    assert str(served) in text and table.stem in text
+    own = yaml.safe_load(Path("mine.yaml").read_text())
     own["artifacts"]["mine_quality"]["tasks"] = ["winogrande"]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     profile, made = ROOT / "profiles/smoke", Path("results/smoke")

@@ -101,7 +101,9 @@ def test_the_same_questions_are_known_by_their_hash(source):
     assert asked[0] == asked[1] and asked[0]["sha256"] != asked[2]["sha256"]
 
 
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"ifeval"}))  # ifeval's file needs its own libraries to be read
+@pytest.mark.parametrize(
+    "name", [name for name, known in KNOWN.items() if known.hub and name != "ifeval"]
+)  # which need further libraries to be read
 def test_the_catalogue_says_what_the_files_of_lm_eval_say(name):
     root = Path(lm_eval.tasks.__file__).parent / (KNOWN[name].folder or OWN)
     for leaf in leaves(name):

@@ -1,17 +1,21 @@
 """Tasks of Table B.1 over the packaged questions: which are asked, and with which examples."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import jinja2
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
+from lm_eval.tasks._index import Kind
 from score_helpers import CHATML, COMPLETIONS, PANEL, TASKS, arrow_file
 from tests.unit.artifact_helpers import scale, typed
 
-from pipeline.config.catalogue import KNOWN
+from pipeline.config.catalogue import KNOWN, Known, _index, leaves
 from pipeline.run.check import check_tasks
 from pipeline.run.jobs import PlannedJob
+from pipeline.score.fetch import data_set, fetch_questions
 from pipeline.score.tasks import build_benchmark, check_task, choose, read_table
 from swiftkv.errors import UserError
 
@@ -144,6 +148,104 @@ def test_unknown_task_is_one_sentence(monkeypatch):
     monkeypatch.setitem(KNOWN, "winogrand", KNOWN["winogrande"])  # reading all of lm-eval's tasks takes 10 s
     with pytest.raises(UserError, match="no task 'winogrand' .did you mean 'winogrande'"):
         check_task({"task": "winogrand"})
+
+
+MADE = {
+    "yaml": """
+task: {name}
+output_type: generate_until
+test_split: test
+custom_dataset: !function made.{name}
+doc_to_text: "{{{{text}}}}"
+doc_to_target: x
+process_results: !function made.results
+metric_list: [{{metric: "4096", aggregation: !function made.results, higher_is_better: true}}]
+generation_kwargs: {{until: []}}
+""",
+    "py": """
+import random
+import datasets
+
+def sized(max_seq_lengths, tokenizer, **settings):
+    texts = [f"{random.random()} {max_seq_lengths} {tokenizer}" for _ in range(3)]
+    return {"test": datasets.Dataset.from_list([{"text": text} for text in texts])}
+
+def plain(**settings):
+    return sized("any", "none")
+
+def results(doc, answers):
+    return {"512": 1.0, "4096": -1.0}
+""",
+}
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Entries of two tasks whose questions a function makes: `sized` takes metadata, `plain` none."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "made.py").write_text(MADE["py"])
+    known = {"folder": str(folder), "split": "test", "asks": {"questions": 3, "prompt": 1}}
+    for name in ("sized", "plain"):
+        (folder / f"{name}.yaml").write_text(MADE["yaml"].format(name=name))
+        monkeypatch.setitem(KNOWN, name, Known.from_dict(known))
+    for name in ("sized", "plain"):
+        fetch_questions({"task": name, "source": None}, tmp_path / name)
+    shared = {"shots": 0, "limit": None, "max_gen_toks": None, "filter": "none", "source": None, "tokenizer": "model"}
+
+    def texts(name, **entry):
+        task = shared | {"task": name, "metric": "512"} | entry
+        check_task(task)
+        (built,) = build_benchmark(task, 3, tmp_path / name).tasks.values()
+        return [doc["text"] for doc in built.eval_docs]
+
+    return texts
+
+
+def test_questions_that_lm_eval_makes_follow_metadata(made):
+    lengths = {"max_seq_lengths": [512]}
+    found = made("sized", metadata=lengths)
+    assert found == made("sized", metadata=lengths) and len(set(found)) == 3
+    assert all(text.endswith("[512] model") for text in found)
+    assert made("sized", metadata=lengths | {"tokenizer": "own"})[0].endswith("[512] own")
+    assert made("plain", metadata={}, metric="4096")[0].endswith("any none")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"metric": "4096"}, "sized.* needs `metadata`"),
+        ({"metadata": {}, "metric": "4096"}, "cannot make the questions of sized: TypeError.*max_seq_lengths"),
+        ({"metadata": {"max_seq_lengths": [1024]}}, "no metric '512'.*it has 1024"),
+    ],
+)
+def test_what_lm_eval_cannot_make_is_refused(made, entry, words):
+    with pytest.raises(UserError, match=words):
+        made("sized", **entry)
+
+
+@pytest.mark.slow
+def test_every_group_of_lm_eval_can_be_asked_or_is_refused_by_name():
+    """A task of each: its metric and filter pass the check and its questions have a place, or one sentence names it."""
+    answered = Counter()
+    for name, entry in _index(".").items():
+        if entry.kind is Kind.TASK:
+            continue
+        try:
+            leaf = leaves(name)[0]
+            config = leaf.config(functions=False)
+            stated = config.get("metric_list") or [
+                {"metric": next(iter(DEFAULT_METRIC_REGISTRY[config["output_type"]]))}
+            ]
+            filters = config.get("filter_list") or [{"name": "none"}]
+            task = {"task": config["task"], "metric": str(stated[0]["metric"]), "filter": filters[0]["name"]}
+            check_task(task | {"metadata": {}})
+            assert "custom_dataset" in config or data_set(config["task"])
+            answered["asked"] += 1
+        except UserError as refusal:
+            assert re.search(r"lm-eval task '|task '", str(refusal)), (name, refusal)
+            answered["refused"] += 1
+    assert answered["asked"] > 3 * answered["refused"] > 0
 
 
 def test_tasks_that_can_be_scored_pass_the_check():

@@ -1,4 +1,4 @@
-"""Plan, check or run a scale, or report on what it made, as the Makefile's commands do."""
+"""Advise on a model, plan, check or run a scale, or report on what it made, as the Makefile's commands do."""
 
 from __future__ import annotations
 
@@ -31,9 +31,25 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="plan finished jobs too")
     parser.add_argument("--results", type=Path, help="results to compare or to report on; default: the scale's")
     parser.add_argument("--reference", type=Path, help="a folder of records in place of the shipped reference run")
-    parser.add_argument("targets", nargs="*", help="artifacts, sets of them, or files; default: all artifacts")
+    parser.add_argument("--output", type=Path, default=Path("mine.yaml"), help="configuration that advise writes")
+    parser.add_argument("--measure", action="store_true", help="measure what untrained variants still read, by l")
+    parser.add_argument(
+        "targets", nargs="*", help="artifacts, sets of them, or files; default: all artifacts; or a model"
+    )
     options = parser.parse_intermixed_args()
     COMMANDS[options.command](options)
+
+
+def advise(options: argparse.Namespace) -> None:
+    """Print the limits of SwiftKV's gain for a model, and write the configuration to train it."""
+    from pipeline.run.advise import advise
+    from pipeline.run.jobs import read_profile
+
+    if len(options.targets) != 1:
+        raise UserError("name one model: make advise MODEL=org/name, or its folder")
+    profile = read_profile(options.profile, ROOT)
+    for part in advise(ROOT, options.targets[0], profile, options.output, measure=options.measure):
+        print(f"{part}\n", flush=True)
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -102,7 +118,7 @@ def keep(options: argparse.Namespace) -> None:
         print(show(Path(config.pathvars.results), HERE))
 
 
-COMMANDS = {function.__name__: function for function in (plan, check, run, report, compare, redraw, keep)}
+COMMANDS = {function.__name__: function for function in (advise, plan, check, run, report, compare, redraw, keep)}
 
 
 def _config(options: argparse.Namespace) -> tuple[Config, Path]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from swiftkv.errors import UserError
+from swiftkv.errors import UserError, one_line
 from swiftkv.section import HubId, NotNegative, Section, Text, Whole, key, nearest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Known(Section):
     folder: Text | None = key(
         "Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: only `OWN` is read.", None
     )
-    hub: HubId
+    hub: HubId | None = None  # lm-eval makes the questions
     split: Text = key("The split whose questions are scored.")
     asks: Asks
     nltk: Text | None = key("A package of NLTK's data that its metric needs.", None)
@@ -116,10 +116,18 @@ class Leaf(NamedTuple):
 
         Args:
             functions: import the functions that it names; else they stay strings.
+
+        Raises:
+            UserError: a function needs a package that is not installed.
         """
         from lm_eval.tasks._yaml_loader import load_yaml
 
-        return load_yaml(self.path, resolve_func=functions) | self.overrides
+        try:
+            return {"output_type": "generate_until"} | load_yaml(self.path, resolve_func=functions) | self.overrides
+        except ImportError as error:
+            raise UserError(
+                f"lm-eval task {self.path.stem!r} needs a Python package that is not installed: {one_line(error)}"
+            ) from None
 
 
 def leaf_configs(name: str) -> list[dict[str, Any]]:

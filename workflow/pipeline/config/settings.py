@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.catalogue import Asks, output_type
 from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
+from swiftkv.architectures import ARCHITECTURES
 from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, Seed, Text, Unique, Whole, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
@@ -22,6 +23,12 @@ Reduction = Annotated[str, Field(pattern=r"^[1-9]?\d(\.\d+)?$", strict=False, co
 def _resource(name: str) -> str:
     if name in ("gpu", "nodes", "mem_mb", "runtime"):
         raise ValueError(f"{name} follows from the models and what jobs need; leave it out")
+    return name
+
+
+def _family(name: str) -> str:
+    if name not in ARCHITECTURES:
+        raise ValueError(f"SwiftKV does not know {name!r} models, only {', '.join(sorted(ARCHITECTURES))}")
     return name
 
 
@@ -91,10 +98,8 @@ class Model(Section):
     architecture: Text | None = key("A file with its public dimensions; the cost model then needs no download.", None)
     num_hidden_layers: Whole = key("L, the number of decoder layers; checked against the checkpoint.")
     num_key_value_layers: dict[Reduction, Whole] = key("l by nominal prefill reduction in percent.", min_length=1)
-    model_type: Literal["deepseek_v2", "qwen3", "qwen3_moe"] | None = key(
-        "transformers' name of its architecture where this lacks something of Llama's: what cannot be then stops "
-        "the plan.",
-        None,
+    model_type: Annotated[str, AfterValidator(_family)] | None = key(
+        "transformers' name of its architecture: what it cannot have then stops the plan.", None
     )
     checkpoints: dict[Name, CheckpointSource] = key("Of others, by variant; such a variant has no recipe.", {})
     published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
@@ -289,6 +294,12 @@ class Scored(Section):
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
     batch_size: Whole = key("Answers generated at once; fixed so that scores repeat.")
     source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
+    metadata: dict[str, Any] | None = key(
+        "lm-eval's --metadata, for tasks that make their questions themselves: of RULER, max_seq_lengths, one a score, and "
+        "tokenizer, without which the model's own measures them.",
+        None,
+        exclude_if=lambda metadata: metadata is None,  # settings of jobs stay as they were
+    )
 
 
 class Task(Scored):
@@ -301,6 +312,13 @@ class Task(Scored):
         "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
     )
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        lengths = (self.metadata or {}).get("max_seq_lengths")
+        if isinstance(lengths, list) and len(lengths) != 1:
+            raise ValueError("a score is of one length: write an entry for each of metadata.max_seq_lengths")
+        return self
 
     @property
     def generated(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ import pandas as pd
 from pipeline.config import Config
 from pipeline.run.estimate import HOUR, estimates
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
-from pipeline.run.sizes import Download, downloads, once
+from pipeline.run.sizes import Download, Size, downloads, once
 from swiftkv.cost import GIGA
 
 
@@ -46,10 +46,16 @@ def make_plan(
     *,
     everything: bool = False,
 ) -> Plan:
-    """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`."""
+    """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`.
+
+    Raises:
+        UserError: as theirs, or the size of a model is not known, or its architecture.
+    """
     found = read_profile(profile, root, configfiles)
     config = read_config(root, found)
     jobs = plan_jobs(found, root, targets, everything=everything)
+    for model in dict.fromkeys(job.wildcards["model"] for job in jobs if "model" in job.wildcards):
+        Size.of(config, model, root)
     # Finished jobs tell how long others take; a dry run that names them is worth its seconds only if there are any.
     finished: list[PlannedJob] = []
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
@@ -99,26 +105,31 @@ def report(plan: Plan) -> str:
     """Return a plan as tables; the summary last, where it stays on the screen."""
     if not plan.jobs:
         return "Nothing is left to do."
-    return "\n\n".join([_by_rule(plan), _downloads(plan), _summary(plan)])
+    return "\n\n".join([_by_rule(plan), _downloads(plan), summary(plan)])
 
 
 def _by_rule(plan: Plan) -> str:
     rows = []
     for rule, jobs in plan.times.groupby("rule", sort=False):
-        open_end = " + ?" if any(jobs.why) else ""
+        unknown = any(jobs.why)
         rows.append(
             {
                 "rule": rule,
                 "jobs": len(jobs),
                 "a job takes at most": _most([plan.jobs[number] for number in jobs.index]),
-                "GPU-hours": _number(jobs.gpu_hours.sum()) + open_end,
-                "longest job": duration(jobs.seconds.max()) + open_end,
-                "all, one by one": duration(jobs.seconds.sum()) + open_end,
+                "GPU-hours": _known(_number, jobs.gpu_hours.sum(), unknown),
+                "longest job": _known(duration, jobs.seconds.max(), unknown),
+                "all, one by one": _known(duration, jobs.seconds.sum(), unknown),
                 "disk, GB": gigabytes(jobs.written.sum()),
                 "measured": jobs.measured.sum() or "-",
             }
         )
-    return "By rule; measured: jobs that have run before, or others of the same rule and model\n" + _printed(rows)
+    return "By rule; measured: jobs that have run before, or others of the same rule and model\n" + table(rows)
+
+
+def _known(form: Callable[[float], str], amount: float, unknown: bool) -> str:
+    """Return an amount as text, and that there is more if a part is unknown."""
+    return (f"{form(amount)} + ?" if amount else "?") if unknown else form(amount)
 
 
 def _most(jobs: Sequence[PlannedJob]) -> str:
@@ -152,10 +163,11 @@ def _downloads(plan: Plan) -> str:
     ]
     gated = any(item.gated for item in plan.downloads)
     note = "\nGated sources also need HF_TOKEN, or `hf auth login`." if gated else ""
-    return f"Downloads, once each\n{_printed(rows)}{note}"
+    return f"Downloads, once each\n{table(rows)}{note}"
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """Return what a run takes in all."""
     profile, times = plan.profile, plan.times
     if profile.cores is None:
         here = sum(job.local for job in plan.jobs)
@@ -169,7 +181,7 @@ def _summary(plan: Plan) -> str:
     fetched = sum(item.bytes or 0 for item in plan.downloads)
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
-        f"  GPU-hours   {least}{_number(times.gpu_hours.sum())}"
+        f"  GPU-hours   {_known(_number, times.gpu_hours.sum(), bool(least))}"
         + (f", up to {count(gpus, 'GPU')} a job" if gpus else ""),
         f"  wall time   at least {duration(plan.wall_seconds)}, with {', '.join(limits)}",
         f"  disk        {least}{gigabytes(times.written.sum() + fetched)} GB, {gigabytes(fetched)} GB of it downloads",
@@ -181,11 +193,12 @@ def _summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _printed(rows: list[dict[str, object]]) -> str:
-    table = pd.DataFrame(rows)
+def table(rows: list[dict[str, object]]) -> str:
+    """Return rows with the same columns as a table."""
+    found = pd.DataFrame(rows)
     words = {"rule", "a job takes at most", "longest job", "all, one by one", "download", "what", "license"}
-    aligned = ["left" if name in words else "right" for name in table]
-    return table.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=aligned)
+    aligned = ["left" if name in words else "right" for name in found]
+    return found.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=aligned)
 
 
 def duration(seconds: float) -> str:

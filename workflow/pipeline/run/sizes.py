@@ -14,6 +14,7 @@ from pipeline.config.catalogue import KNOWN
 from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
+from pipeline.sources.hub import refusal
 from swiftkv.architectures import architecture
 from swiftkv.cost import Dimensions, added_weights, parameter_count, prefill_flops
 from swiftkv.errors import UserError
@@ -72,7 +73,7 @@ class Size:
             root: folder of the project, in which `architecture` files lie.
 
         Raises:
-            UserError: its dimensions are not known before it is downloaded, or its architecture is unknown.
+            UserError: its config.json cannot be read, or its architecture is unknown.
         """
         entry = config.models[model]
         source, resolved = entry.source, Path(config.pathvars.results) / "models" / model / "source.json"
@@ -83,10 +84,10 @@ class Size:
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
             found |= source.random.model_dump(exclude_unset=True) if source.random else {}
-        elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
-            found = read_json(file)
+        elif isinstance(source, LocalModel):
+            found = read_json(Path(source.local).expanduser() / "config.json")
         else:
-            raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
+            found = hub_config(source.hub, source.revision)
         architecture(found.get("model_type"))
         return cls(found, fp8="quantization_config" in found or "fp8" in getattr(source, "hub", "").lower())
 
@@ -101,6 +102,37 @@ class Size:
     def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:
         """Return the bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
         return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
+
+
+def hub_config(name: str, revision: str = "main") -> dict[str, Any]:
+    """Return the config.json of a model of the hub: the cached one, or a few kilobytes from there.
+
+    Raises:
+        UserError: it can be had from neither.
+    """
+    if isinstance(found := _hub_config(name, revision), str):
+        raise UserError(found)
+    return found
+
+
+@cache  # so that a silent hub is asked once
+def _hub_config(name: str, revision: str) -> dict[str, Any] | str:
+    """Return a config.json, or one sentence on why there is none."""
+    from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
+
+    file = try_to_load_from_cache(name, "config.json", revision=revision)
+    try:
+        if not isinstance(file, str):
+            HfApi().repo_info(name, revision=revision, timeout=5)  # hf_hub_download asks a silent hub six times
+            file = hf_hub_download(name, "config.json", revision=revision)
+    except errors.RemoteEntryNotFoundError:
+        return f"{name} has no config.json on the hub, so it is no model of transformers"
+    except Exception as error:  # a network fails in many ways
+        return refusal(name, revision, error) or (
+            f"the hub cannot be reached ({type(error).__name__}) and the config.json of {name} is not in the local cache: "
+            "connect to it, or download the model elsewhere and name its folder"
+        )
+    return read_json(file)
 
 
 @cache  # reading one takes seconds
@@ -162,7 +194,9 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
         return [item for source in mix.sources for item in _download("data set", source)]
     if rule == "fetch_questions":
         task = config.tasks[named["task"]]
-        known = KNOWN[task.task].hub if task.task in KNOWN else task.task
+        known = (KNOWN[task.task].hub if task.task in KNOWN else None) or task.task
+        if task.metadata is not None:  # lm-eval makes them
+            return []
         return _download("questions", task.source) if task.source else [Download("questions", known)]
     if rule not in ("resolve_model", "fetch_checkpoint"):
         return []

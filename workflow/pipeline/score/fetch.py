@@ -2,25 +2,34 @@
 
 A folder of questions has what `datasets` saves of every subset that the lm-eval task reads, and a `source.json`:
 
-    {"status": "ok", "data": IDENTITY, "subsets": [ARGUMENTS, ...]}     in the order of the folders 000, 001, ...
+    {"status": "ok", "data": IDENTITY, "subsets": [ARGUMENTS, ...]}     in the order of the folders 000, 001, ...;
+                                       of questions that lm-eval makes, those that take no `metadata`
     {"status": "unavailable", "reason": SENTENCE}     an `optional` source that cannot be had
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.catalogue import KNOWN, leaf_configs
+from pipeline.config.catalogue import KNOWN, Leaf, leaf_configs, leaves
 from pipeline.sources.hub import HubError, HubRepository
-from swiftkv.errors import UserError
+from swiftkv.errors import UserError, one_line
 from swiftkv.io import atomic_path, read_json, write_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 RECORD = "source.json"
+SEED = 42  # of questions that lm-eval makes
+STATE_METADATA = (
+    "it makes its questions itself, so its entry needs `metadata`, such as {max_seq_lengths: [4096]} for RULER, or {} "
+    "where it takes none"
+)
 
 
 class Unavailable(Exception):
@@ -36,9 +45,36 @@ def data_set(task: str) -> str:
     """Return the hub data set of an lm-eval task; of one that is not in the catalogue lm-eval's files tell it, in 10 s.
 
     Raises:
-        UserError: lm-eval has no such task.
+        UserError: lm-eval has no such task, or makes its questions itself.
     """
-    return KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0]["dataset_path"]
+    hub = KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0].get("dataset_path")
+    if not hub:
+        raise UserError(f"lm-eval task {task!r} has no data set on the hub: {STATE_METADATA}")
+    return hub
+
+
+def generate(config: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Dataset]:
+    """Return the splits that a task's own function makes, the same ones each time.
+
+    Args:
+        config: its lm-eval config, with functions.
+        metadata: what the function is given, such as `max_seq_lengths` and `tokenizer`.
+
+    Raises:
+        UserError: the function fails, for instance without the network that it downloads text from.
+    """
+    import numpy
+
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    try:
+        with contextlib.redirect_stdout(None):  # it prints a line for every length that it tries
+            return dict(config["custom_dataset"](**metadata, **config.get("dataset_kwargs") or {}))
+    except Exception as error:  # of another's programme
+        raise UserError(
+            f"lm-eval cannot make the questions of {config['task']}: {type(error).__name__}: {one_line(error)[:300]}; "
+            "check its `metadata`, and that this machine has the network if it downloads text"
+        ) from None
 
 
 def fetch_questions(task: dict[str, Any], output: Path) -> None:
@@ -53,8 +89,11 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
     """
     import datasets
 
-    name, source = task["task"], task.get("source") or {"hub": data_set(task["task"])}
-    subsets = list(dict.fromkeys(map(_subset, leaf_configs(name))))
+    name, parts = task["task"], leaves(task["task"])
+    configs = [leaf.config(functions=False) for leaf in parts]
+    subsets = list(dict.fromkeys(map(_subset, configs)))
+    made = not task.get("source") and any("custom_dataset" in config for config in configs)
+    source = task.get("source") or {"hub": None if made else data_set(name)}
 
     def load(hub: str, revision: str) -> list[Any]:
         return [datasets.load_dataset(hub, revision=revision, **json.loads(subset)) for subset in subsets]
@@ -62,12 +101,18 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
     with atomic_path(output) as scratch:
         scratch.mkdir()
         try:
-            repository = HubRepository("dataset", source)
-            for number, splits in enumerate(repository.load(load)):
+            if made:
+                version = importlib.metadata.version("lm-eval")
+                identity = {"kind": "generated", "id": name, "revision": version, "resolved": f"seed {SEED}"}
+                found = _without_metadata(parts)
+            else:
+                repository = HubRepository("dataset", source)
+                identity, found = repository.identity, dict(zip(subsets, repository.load(load), strict=True))
+            for number, splits in enumerate(found.values()):
                 datasets.DatasetDict(splits).save_to_disk(scratch / f"{number:03d}")
             if name in KNOWN and KNOWN[name].nltk:
                 _fetch_nltk(KNOWN[name].nltk)
-            record = {"status": "ok", "data": repository.identity, "subsets": subsets}
+            record = {"status": "ok", "data": identity, "subsets": list(found)}
         except HubError as error:
             if not source.get("optional"):
                 raise
@@ -76,9 +121,20 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
     print(f"{name}, {record['status']}: {record.get('reason') or record['data']['resolved']}", flush=True)
 
 
+def _without_metadata(parts: list[Leaf]) -> dict[str, dict[str, Dataset]]:
+    """Make the questions of the tasks that take no `metadata`, by `_subset`; scoring makes the others."""
+    found = {}
+    for leaf in parts:
+        with contextlib.suppress(UserError):
+            found[_subset(leaf.config(functions=False))] = generate(leaf.config(), {})
+    return found
+
+
 def _subset(config: dict[str, Any]) -> str:
-    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task, as JSON."""
+    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task, as JSON; or its own function."""
     arguments = {"name": config.get("dataset_name")} | (config.get("dataset_kwargs") or {})
+    if function := config.get("custom_dataset"):
+        arguments["function"] = str(function).rpartition("/")[-1]
     arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
     return json.dumps(arguments, sort_keys=True)
 
@@ -112,6 +168,10 @@ class Fetched:
         if record["status"] == "unavailable":
             raise Unavailable(record["reason"])
         self.identity, self._subsets = record["data"], record["subsets"]
+
+    def has(self, config: dict[str, Any]) -> bool:
+        """Whether the splits that one lm-eval task config reads were fetched."""
+        return _subset(config) in self._subsets
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
         """Return the raw splits that one lm-eval task config reads (its dataset_name and dataset_kwargs).

@@ -92,7 +92,7 @@ def measure_scores(
         settings |= {key: task[key] for key in ("metric", "filter", "shots", "limit")}
         settings["backend"] = "vllm" if "engine" in task else "transformers"
         try:
-            request = (task, seed, folders.get(name))
+            request = (task | {"tokenizer": tokenizer}, seed, folders.get(name))
             if "engine" in task:
                 found = score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
             else:

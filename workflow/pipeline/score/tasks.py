@@ -26,8 +26,8 @@ import pyarrow
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
-from pipeline.config.catalogue import leaf_configs, leaves
-from pipeline.score.fetch import Fetched, from_hub
+from pipeline.config.catalogue import leaves
+from pipeline.score.fetch import STATE_METADATA, Fetched, from_hub, generate
 from pipeline.sources import file_identity, read_lines, source_files
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
@@ -123,7 +123,8 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     Args:
-        task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
+        task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...), and the folder of the
+            model's `tokenizer`, by which generated questions are measured unless `metadata` names another.
         seed: for the subset and for few-shot examples drawn at random.
         fetched: the folder that its questions were fetched to, if they come from the hub.
 
@@ -136,9 +137,14 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
     data = Fetched(fetched) if from_hub(task["source"]) else QuestionFiles(task["task"], task["source"])
     parts = []
     for leaf in leaves(task["task"]):
-        # Questions first: the functions of a task may import what it needs only where there are any.
-        splits = data.load(leaf.config(functions=False))
-        config = leaf.config()
+        plain = leaf.config(functions=False)
+        if makes_questions(task, plain) and (task["metadata"] or not data.has(plain)):
+            config = leaf.config()
+            splits = generate(config, {"tokenizer": str(task.get("tokenizer") or "")} | task["metadata"])
+        else:
+            # Questions first: the functions of a task may import what it needs only where there are any.
+            splits = data.load(plain)
+            config = leaf.config()
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         check_metric(task, config)
@@ -192,10 +198,21 @@ def check_task(task: dict[str, Any]) -> None:
         UserError: naming what does not exist, and what does instead.
     """
     files = None if from_hub(task.get("source")) else QuestionFiles(task["task"], task["source"])
-    for config in leaf_configs(task["task"]):
+    for leaf in leaves(task["task"]):
+        config = leaf.config(functions=False)
         check_metric(task, config)
         if files:
             files.paths(config)
+        elif makes_questions(task, config):
+            leaf.config()  # imports what makes them
+
+
+def makes_questions(task: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether lm-eval makes the questions of a task of the config; raise a `UserError` if `metadata` is missing then."""
+    made = from_hub(task.get("source")) and "custom_dataset" in config
+    if made and task.get("metadata") is None:
+        raise UserError(f"task {config['task']!r}: {STATE_METADATA}")
+    return made
 
 
 def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
@@ -208,6 +225,8 @@ def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
     metrics = DEFAULT_METRIC_REGISTRY[output_type]
     if stated is not None:
         metrics = [entry["metric"] for entry in stated if entry.get("aggregation", "mean") == "mean"]
+        if all(str(entry["metric"]).isdigit() for entry in stated):  # RULER's metrics are lengths, all but one -1
+            metrics = (task.get("metadata") or {}).get("max_seq_lengths", [4096])
     # A template chooses among the answers; Winogrande's answers differ in the prompt, TruthfulQA's are right together.
     chosen = output_type == "multiple_choice" and "{{" in str(config.get("doc_to_target"))
     if output_type == "loglikelihood" or chosen:
