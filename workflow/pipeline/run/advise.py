@@ -110,9 +110,10 @@ def advise(root: Path, model: str, profile: Profile, output: Path, *, measure: b
     results = config.pathvars.results
     words = f"PROFILE={profile.folder.name} CONFIG={output} TARGETS="
     checkpoint = f"{results}/checkpoints/{name}/swiftkv-50"
+    space = "" if on_gpus else "VLLM_CPU_KVCACHE_SPACE=4 "
     yield (
-        f"{output} is written. Next:\n  make plan {words}{name}_quality\n  make reproduce {words}{checkpoint}\n"
-        f"  make reproduce {words}{name}_quality\n  vllm serve {checkpoint} --host 127.0.0.1"
+        f"{output} is written. Next:\n  make plan {words}{name}_quality\n  make reproduce {words}{checkpoint}/config.json\n"
+        f"  make reproduce {words}{name}_quality\n  {space}vllm serve {checkpoint} --host 127.0.0.1"
     )
     if measure:
         target, share = f"{results}/reading/{name}/copied.json", config.entries["reading"]["share"]
