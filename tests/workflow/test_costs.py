@@ -69,7 +69,7 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
             "results/checkpoints/llama-3.1-8b/swiftkv-60/config.json",
             r"no variant 'swiftkv-60' .* 'swiftkv-50'",
         ),
-        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-50", "by a file of it, results/.*/swiftkv-50/config.json"),
+        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-50", "of a checkpoint name config.json"),
         ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
     ],
 )
@@ -87,7 +87,13 @@ def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, 
     ],
 )
 def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, key, wrong, sentence):
-    for name in ("profile.yaml", "site.yaml"):
+    for name in ("profile.yaml", "site.yaml", "partitions.yaml"):
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
     with pytest.raises(UserError, match=sentence):
         plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
+
+
+def test_a_profile_whose_partitions_are_missing_is_one_sentence(tmp_path):
+    (tmp_path / "profile.yaml").write_text((ROOT / "profiles/slurm/profile.yaml").read_text())
+    with pytest.raises(UserError, match="Partition configuration file not found, given was partitions.yaml"):
+        read_profile(tmp_path, ROOT)

@@ -9,8 +9,8 @@ import jinja2
 from pipeline.statistics import estimate
 from swiftkv.io import read_json, write_text
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, keep_trailing_newline=True
+_TEMPLATE = jinja2.Template(
+    Path(__file__).with_suffix(".md").read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True
 )
 
 
@@ -28,5 +28,4 @@ def write_card(training: Path, output: Path, fidelity: Path | None = None) -> No
         for name, one in measured["result"].items()
         if isinstance(one, dict) and "stderr" in one
     }
-    card = {"trained": read_json(training), "measured": measured, "numbers": numbers}
-    write_text(output, _TEMPLATES.get_template("card.md").render(card))
+    write_text(output, _TEMPLATE.render(trained=read_json(training), measured=measured, numbers=numbers))

@@ -156,6 +156,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         UserError: there is no such profile, or it is not valid.
     """
     from snakemake.cli import ExecutorPluginRegistry, get_argument_parser, get_profile_dir, parse_args
+    from snakemake.exceptions import WorkflowError
 
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
@@ -176,11 +177,15 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             _, args = parse_args(["--profile", str(folder), "--dry-run"])
+            slurm = (
+                ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
+            )
+        except WorkflowError as error:
+            raise UserError(f"the profile {str(folder)!r}: {error}") from None
         except SystemExit:
             sentence = said.getvalue().strip().rpartition("\n")[2]
             raise UserError(f"Snakemake cannot read the profile {str(folder)!r}: {sentence}") from None
     cluster = args.executor not in (None, "local")
-    slurm = ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
     limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}
     return Profile(
         folder=folder,

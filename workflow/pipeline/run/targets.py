@@ -40,8 +40,6 @@ def why_not_made(config: Config, file: str) -> str:
             f"nothing makes {file}: results of this scale lie in {results}/ (a --configfile replaces the profile's own; "
             "`make reproduce CONFIG=...` adds to it)"
         )
-    if place.parent.parent.name == "checkpoints":
-        return f"nothing makes {file}: a checkpoint is asked for by a file of it, {file}/config.json"
     for stage in STAGES.values():
         for output in stage.outputs:
             pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(output))
@@ -51,7 +49,7 @@ def why_not_made(config: Config, file: str) -> str:
                 known = SECTIONS.get(section) or getattr(config, f"{section}s", points)
                 if value not in known:
                     return f"nothing makes {file}: there is no {section} {value!r}{nearest(value, known)}"
-    return f"nothing makes {file}: docs/artifacts.md says which files there are"
+    return f"nothing makes {file}: docs/artifacts.md says which files there are; of a checkpoint name config.json"
 
 
 def explain(config: Config, record: logging.LogRecord) -> bool:
