@@ -124,7 +124,8 @@ def test_every_tensor_gets_to_its_place(model, config, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_missing_tensor_is_named(model, config, form):
     tensors = checkpoint(model, form)
-    for name in [name for name in tensors if name.split(".")[2:3] in (["0"], ["3"])]:
+    layers = [name for name in tensors if name.split(".")[2:3] in (["0"], ["3"])]
+    for name in [name for name in layers if ".experts." not in name or ".experts.2." in name]:
         left = {other: tensor for other, tensor in tensors.items() if other != name}
         with pytest.raises(UserError, match=f"no tensor {name},"):
             load_weights(config, Placed(model, form), None, left.items())
