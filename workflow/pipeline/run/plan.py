@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.config import Config
+from pipeline.config.checks import at
 from pipeline.run.estimate import HOUR, estimates
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, Size, downloads, once
@@ -55,7 +56,8 @@ def make_plan(
     config = read_config(root, found)
     jobs = plan_jobs(found, root, targets, everything=everything)
     for model in dict.fromkeys(job.wildcards["model"] for job in jobs if "model" in job.wildcards):
-        Size.of(config, model, root)
+        with at(f"models.{model}"):
+            Size.of(config, model, root)
     # Finished jobs tell how long others take; a dry run that names them is worth its seconds only if there are any.
     finished: list[PlannedJob] = []
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
