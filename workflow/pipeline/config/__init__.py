@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.config.checks import check_references
+from pipeline.config.planning import Planning
 from pipeline.config.points import Answer, Latency, Requests, Serving
 from pipeline.config.settings import (
     Artifact,
@@ -19,7 +20,6 @@ from pipeline.config.settings import (
     Heldout,
     Model,
     Pathvars,
-    Planning,
     Reading,
     Scoring,
     Sets,

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pipeline.config.catalogue import Asks, output_type
 from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
 from swiftkv.architectures import ARCHITECTURES
-from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, Seed, Text, Unique, Whole, key
+from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
@@ -354,57 +354,3 @@ class Artifact(Scope, extra="allow"):
 
     kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
     parts: list[Part] | None = key("Blocks of rows.", None, min_length=1)
-
-
-# What plans rest on where nothing has been measured yet
-
-
-class Mix(Section):
-    """How much text a data mix has."""
-
-    tokens: Quantity = key("Tokens of all its chats.")
-    chat_tokens: Quantity = key("Mean tokens of a chat.")
-
-
-class Host(Section):
-    """Jobs that run no model, and the network."""
-
-    start: Quantity = key("A small job, seconds.")
-    read_tokens: Quantity = key("Tokens a second while chats are gathered.")
-    pack_tokens: Quantity = key("Tokens a second while they are tokenized and packed.")
-    convert_gb: Quantity = key("A packaged model made a checkpoint, GB/s.")
-    download_gb: Quantity = key("From the hub, GB/s.")
-
-
-class Device(Section):
-    """One GPU, or one core of a processor, and the jobs that run a model on it."""
-
-    training: Quantity = key("TFLOP/s of a training.")
-    forward: Quantity = key("TFLOP/s of forward passes of transformers.")
-    serving: Quantity = key("TFLOP/s of a busy vLLM engine, 2 FLOPs a parameter and token.")
-    layer_ms: Quantity = key("Milliseconds of a layer in a decoding step.")
-    load_gb: Quantity = key("Loading weights, GB/s.")
-    start: Quantity = key("Start of a job that runs a model, seconds.")
-    task: Quantity = key("Reading a benchmark, seconds.")
-    engine: Quantity = key("Start of a vLLM engine, seconds.")
-
-
-class Gpu(Device):
-    """One GPU."""
-
-    node: Whole = key("GPUs of a node, which a job counts that has the node to itself.")
-
-
-class Core(Device):
-    """One core of the processor that the speeds were measured on."""
-
-    product: Quantity = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
-
-
-class Planning(Section):
-    """Lengths of text and speeds of machines."""
-
-    data: dict[Name, Mix] = key("By data mix.")
-    host: Host
-    gpu: Gpu
-    cpu: Core

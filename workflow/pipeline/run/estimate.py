@@ -18,7 +18,8 @@ import pandas as pd
 
 from pipeline.config import Config
 from pipeline.config.catalogue import asked, asks
-from pipeline.config.settings import FAMILIES, Mix
+from pipeline.config.planning import Mix
+from pipeline.config.settings import FAMILIES
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
 from pipeline.run.sizes import Size
