@@ -27,6 +27,8 @@ THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
+]
+MADE = [
     f"checkpoints/{EIGHT}/swiftkv-25/config.json",
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit/config.json",
     f"dummy/{HUGE}/baseline/config.json",
@@ -48,7 +50,7 @@ TARGETS = [
 def controller(folder, profile, *arguments):
     """A controller of every target that ended with an error, and the file with all that it submitted."""
     programs = install(folder / "bin", **STAND_INS)
-    for name in THERE:
+    for name in [*THERE, *MADE]:
         (folder / "results" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "results" / name).touch()
     sources = {f"models/{model}/source.json": ROOT / f"resources/architectures/{model}.json" for model in MODELS}
