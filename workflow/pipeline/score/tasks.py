@@ -235,7 +235,8 @@ def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
     for kind, known in (("metric", list(map(str, metrics))), ("filter", filters)):
         if (name := task[kind]) not in known:
             raise UserError(
-                f"task {task['task']!r} has no {kind} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
+                f"task {task['task']!r} has no {kind} {name!r}{nearest(name, known)}; it has "
+                f"{', '.join(known) or 'none that is a mean'}"
             )
 
 
