@@ -39,9 +39,9 @@ def test_the_paper_scale_is_planned():
     hours = re.search(r"\n  GPU-hours   ([\d,]+), up to 32 GPUs a job\n", text)[1]
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
-    assert re.search(r"\ndistill +44 +4 nodes of 8 GPUs, 96 cores, 880 GB, 24 h ", text)
+    assert re.search(r"\ndistill +46 +4 nodes of 8 GPUs, 96 cores, 880 GB, 24 h ", text)
     assert re.search(r"\nmeasure +83 +8 GPUs, 96 cores, ", text)
-    assert re.search(r"\nProfile slurm: 672 cluster jobs and 53 small ones", text)
+    assert re.search(r"\nProfile slurm: 702 cluster jobs and 53 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
 
 

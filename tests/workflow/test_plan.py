@@ -116,9 +116,9 @@ def test_a_measurement_has_the_machine_to_itself():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 13, "heldout": 1, "corpus": 4, "pack": 12, "distill": 44, "fetch_questions": 23, "score": 371,
-        "score_panel": 10, "fidelity": 57,
-        "similarity": 6, "moments": 1, "reading_moments": 1, "evaluate_reading": 40, "dummy_checkpoint": 4, "measure": 83,
+        "resolve_model": 14, "heldout": 1, "corpus": 4, "pack": 13, "distill": 46, "fetch_questions": 23, "score": 392,
+        "score_panel": 10, "fidelity": 60,
+        "similarity": 6, "moments": 1, "reading_moments": 1, "evaluate_reading": 42, "dummy_checkpoint": 4, "measure": 83,
         "table": 34, "figure": 18, "report_page": 1, "fetch_checkpoint": 1, "evaluate_early_exit": 1,
     }  # fmt: skip
 

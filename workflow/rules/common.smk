@@ -195,10 +195,15 @@ def serving_groups():
         Name of a rule -> points, in the configuration's order, and cases, "model/variant/kv_cache".
     """
     shown, engines, groups = {}, {}, {}
-    for artifact in contents.names(scale):
+    standard = contents.standard(scale)
+    for artifact in sorted(contents.names(scale), key=lambda artifact: artifact not in standard):
         sets = {name for name, members in scale.sets.artifacts.items() if artifact in members}
         for file in contents.needs(scale, artifact).get("serving", []):
-            shown.setdefault(Path(file).with_suffix("").parts[-4:], set()).update(sets)
+            place = Path(file).with_suffix("").parts[-4:]
+            if artifact in standard:
+                shown.setdefault(place, set()).update(sets)
+            else:  # nothing else is measured with what a separate artifact alone shows
+                shown.setdefault(place, {artifact})
     for (point, *case), sets in shown.items():
         known = read_point(point, scale.point(point), gpus=scale.models[case[0]].gpus.serve, threads=1)
         engines.setdefault(("/".join(case), engine_key(known), *sorted(sets)), []).append(point)
