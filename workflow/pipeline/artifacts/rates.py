@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.artifacts.records import Record
-from pipeline.statistics import Estimate, exact, of_turns, ratio_of_repeats
+from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
 P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it would be their slowest one or two
 
@@ -27,8 +27,8 @@ def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[
                 continue
             for statistic in statistics:
                 values[f"{name}_{statistic}_ms"] = of_turns(_of_runs(rate, name, statistic))
-            if before.get("sustained"):
-                left = ratio_of_repeats(*(_of_runs(one, name, "median") for one in (rate, before)))
+            if before.get("sustained"):  # the same arrivals, run for run
+                left = ratio_of_turns(*(_of_runs(one, name, "median") for one in (rate, before)))
                 values[f"{name}_reduction_percent"] = left.missing().scaled(100)
         yield values, {"at": at, "n": requests}
     low, high = _bracket(record)
