@@ -70,7 +70,7 @@ def make_inputs(folder: Path) -> None:
     tokenizer().save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     place = str(folder / "model")
-    source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": place, "path": place, "config": config}
+    source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "path": place, "config": config}
     (folder / "source.json").write_text(json.dumps(source))
     arrays, counts = pack(random_samples(40, 40), 64, 7, 0)
     write_packed(folder / "packed.safetensors", arrays, counts)

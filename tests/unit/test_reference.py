@@ -108,7 +108,7 @@ def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared,
         ),
         (TRAINING, "result.loss_last", lambda loss: 1.2 * loss, "loss_last"),
         (SIMILARITY, "result.pairwise.2.3", lambda cosine: cosine - 0.05, "pairwise[2][3] is "),
-        (SERVING, "result.baseline_samples_seconds", lambda times: [2 * each for each in times], "speed-up is 3.8"),
+        (SERVING, "result.baseline_samples_seconds", lambda times: [2 * each for each in times], "speed-up is 3.9"),
         (SERVING, "engine.kv_cache_tokens", 46593, "engine.kv_cache_tokens is 46593"),
         (SERVING, "status", "oom", "status is oom, in the reference ok"),
     ],
@@ -121,7 +121,8 @@ def test_a_wrong_number_is_found(run, compared, name, path, wrong, said):
 
 def test_an_uncertain_speed_up_is_gone_only_where_less_than_half_of_it_is_left(run, compared):
     own = run[SERVING]["result"]["samples_seconds"]
-    put(run[SERVING], "result.baseline_samples_seconds", [1.4 * own[0], 4 * own[1], 1.4 * own[2]])  # one slow turn
+    uncertain = [time * (0.8, 2.8)[turn % 2] for turn, time in enumerate(own)]
+    put(run[SERVING], "result.baseline_samples_seconds", uncertain)
     assert compared(run).disagreements == []
     put(run[SERVING], "result.baseline_samples_seconds", own)
     (sentence,) = compared(run).disagreements

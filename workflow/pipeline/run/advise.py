@@ -241,4 +241,7 @@ def measured(root: Path, profile: Profile, target: str, share: float, layers: in
     kept = [(one["layer"], bootstrapped_ratio(saved_bits(teacher, one, "squad"), gain).value) for one in members]
     least = lasting(pd.DataFrame(kept, columns=["at", "value"]), share)["at"].min()
     found = "no l measured" if pd.isna(least) else f"l = {least:g} ({100 * (1 - least / layers):.0f} % skipped)"
-    yield f"Without training, {found} keeps {100 * share:.0f} % of what passages tell; with training a smaller l may: an upper bound."
+    yield (
+        f"Without training, {found} keeps {100 * share:.0f} % of what passages tell; with training a smaller l may: an upper "
+        "bound."
+    )
