@@ -27,8 +27,8 @@ class Estimate(NamedTuple):
         """The same in another unit; `factor` is positive."""
         return Estimate(*(None if number is None else factor * number for number in self))
 
-    def missing(self) -> Estimate:
-        """One less it: of a share that is left, the share that is gone."""
+    def complement(self) -> Estimate:
+        """Return one minus the estimate: of a share that is left, the share that is saved."""
         return Estimate(*(None if number is None else 1 - number for number in (self.value, None, self.high, self.low)))
 
     def inverse(self) -> Estimate:

@@ -29,7 +29,7 @@ def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[
                 values[f"{name}_{statistic}_ms"] = of_turns(_of_runs(rate, name, statistic))
             if before.get("sustained"):  # the same arrivals, run for run
                 left = ratio_of_turns(*(_of_runs(one, name, "median") for one in (rate, before)))
-                values[f"{name}_reduction_percent"] = left.missing().scaled(100)
+                values[f"{name}_reduction_percent"] = left.complement().scaled(100)
         yield values, {"at": at, "n": requests}
     low, high = _bracket(record)
     highest = Estimate(low, None, low, high if low else None)

@@ -18,6 +18,9 @@ from pipeline.measure.worker import answer
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams, TokensPrompt
 
+# Seconds by which the kernel's counts of a job may be off: two ticks, which are much of a step of a few tokens
+TICKS = 0.02
+
 
 def ready(llm: LLM, job: dict[str, Any]) -> None:
     """Do nothing: the engine is up."""
@@ -74,9 +77,6 @@ def reply(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
         if first is None and ids:
             first = now - start
     return {"tokens": ids, "first_token_seconds": first}
-
-
-TICKS = 0.02  # seconds by which the kernel's counts may be off: two ticks, which are much of a step of a few tokens
 
 
 JOBS = {function.__name__: function for function in (ready, throughput, decode, reply)}

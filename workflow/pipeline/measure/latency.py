@@ -56,10 +56,8 @@ class Latency(Point):
                 prompts = list(itertools.islice(itertools.cycle(chats), requests))
             else:
                 prompts = random_prompts(requests, longest, vocabulary, self.seed)
-            runs = []
-            for seed in ([] if server.warm else [self.seed]) + [
-                self.seed + run for run in range(self.settings.repeats)
-            ]:
+            seeds, runs = [self.seed + run for run in range(self.settings.repeats)], []
+            for seed in seeds if server.warm else [self.seed, *seeds]:
                 try:
                     # Chats end where the model ends them: forced on, a model repeats itself, and n-gram speculation would
                     # look better than it is.
