@@ -4,7 +4,7 @@
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
 arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which has vLLM's sleep mode, or that attention
-"reads on host" where rows start, or that vLLM "expands" temperatures to drafts}. Its answer is {"error": sentence} if the
+"reads on host" where rows start, that vLLM "expands" temperatures to drafts, or that there are "suffix trees"}. Its answer is {"error": sentence} if the
 engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
@@ -22,6 +22,7 @@ from unittest.mock import patch
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
+import drafters
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -72,6 +73,9 @@ def answer(case: dict) -> dict:
         "sleeping platform": patch.object(type(current_platform), "is_sleep_mode_available", lambda self: True),
         "reads on host": patch.object(refusals, "DEVICE_STARTS", set()),
         "expands": patch("vllm.utils.cpu_triton_utils._expand_kernel_impl", expand),
+        "suffix trees": patch.dict(
+            sys.modules, {"arctic_inference": drafters, "arctic_inference.suffix_decoding": drafters}
+        ),
     }
     try:
         with pretended.get(case.get("pretend"), contextlib.nullcontext()):

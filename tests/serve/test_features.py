@@ -13,6 +13,11 @@ WHOLE = {"max_num_batched_tokens": 2048, "block_size": 32}
 ENGINE = WHOLE | {"enable_prefix_caching": True, "enable_prompt_embeds": True}
 PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
 EIGHT = {"max_tokens": 8}
+THREE = {"num_speculative_tokens": 3}
+DRAFTERS = {
+    "a class": {"method": "custom_class", "model": "drafters.RepeatLast", **THREE},
+    "suffix trees": {"method": "suffix", **THREE},
+}
 SETTINGS = {
     "greedy": EIGHT | {"logprobs": 5},
     "several answers": EIGHT | {"n": 3, "temperature": 1.0, "seed": 7},
@@ -39,7 +44,6 @@ def heads(few, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(engines, folder, few, heads, eight, tmp_path_factory):
-    medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
     runs = [{"prompts": eight[4:]} | settings for settings in SETTINGS.values()]
     # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
     scarce = PARTS | {"num_gpu_blocks_override": 20}
@@ -57,10 +61,16 @@ def answers(engines, folder, few, heads, eight, tmp_path_factory):
         "fast": (folder, ENGINE, runs),
         "full depth": (folder, ENGINE | FULL_DEPTH, runs),
         "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
-        "Medusa": (few, PARTS | {"speculative_config": medusa}, [{"prompts": eight, "max_tokens": 24}]),
+        **{
+            name: (few, PARTS | {"speculative_config": drafter}, [{"prompts": eight, "max_tokens": 24}])
+            for name, drafter in (DRAFTERS | {"Medusa": {"method": "medusa", "model": heads, **THREE}}).items()
+        },
     }
     return engines(
-        {name: {"model": model, "engine": engine, "runs": runs} for name, (model, engine, runs) in cases.items()}
+        {
+            name: {"model": model, "engine": engine, "runs": runs, "pretend": name}
+            for name, (model, engine, runs) in cases.items()
+        }
     )
 
 
@@ -96,10 +106,11 @@ def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, co
     compare(folder, [prompt], run)
 
 
-def test_medusa_reads_the_states_tokens_are_chosen_from(answers, few, eight, compare):
-    """Its heads guess three times that the token just chosen comes again, which finds most repeats if the states are right."""
-    (run,) = answers["Medusa"]["runs"]
-    assert answers["Medusa"]["fast_prefill"]
+@pytest.mark.parametrize("name", ["Medusa", *DRAFTERS])
+def test_drafts_of_repeated_tokens_are_verified(answers, few, eight, compare, name):
+    """Medusa's heads guess repeats only if the states they read are those that tokens are chosen from."""
+    (run,) = answers[name]["runs"]
+    assert answers[name]["fast_prefill"]
     compare(few, eight, run)
     again = sum(one == other for tokens in run["tokens"] for one, other in zip(tokens, tokens[1:], strict=False))
     assert run["accepted_drafts"] > again / 2

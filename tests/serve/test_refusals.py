@@ -62,6 +62,7 @@ EXPECTED = {
     "micro-batches": (settings(enable_dbo=True), "--enable-dbo"),
     "EAGLE": (speculating("eagle"), "eagle speculation", "n-gram"),
     "draft model": (speculating("draft_model"), "draft_model speculation", "n-gram"),
+    "n-grams on a GPU": (settings(speculative_config={"method": "ngram_gpu", "num_speculative_tokens": 2}), "ngram_gpu"),
     "hidden states": (settings(speculative_config=EXTRACT), "extract_hidden_states"),
     "pooling": (settings(runner="pooling"), "--runner pooling"),
     "other format in a layer": (

@@ -196,7 +196,7 @@ def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
     prepared = tmp_path / "prepared"
     prepared.mkdir()
     for name in ("plan.json", "rows.safetensors"):
-        (prepared / name).write_bytes(os.urandom(300_000))
+        (prepared / name).write_bytes(os.urandom(1_000_000))  # so that the first part holds the whole project
     settings = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(tmp_path),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
 # Speculation from token ids only, or, with Medusa, from the final states of sampled rows. Others read hidden states of prompt
 # tokens, which skip layers, or, as draft models do, let vLLM run all prompt tokens through all layers.
-DRAFTERS = {"ngram", "ngram_gpu", "suffix", "custom_class", "medusa"}
+DRAFTERS = {"ngram", "suffix", "custom_class", "medusa"}
 # Cache types without scales or with one per layer; others keep scales beside the cache, which a layer that shares it
 # overwrites or lacks (vLLM pull request 51091).
 CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
@@ -182,6 +182,10 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         yield own, f"SwiftKV models with swiftkv_own_key_values do not support KV connectors ({connector})"
         yield fewer_heads, f"SwiftKV models with swiftkv_num_key_value_heads do not support KV connectors ({connector})"
     if speculation is not None:
+        yield (
+            speculation.method == "ngram_gpu",
+            "SwiftKV models do not support ngram_gpu speculation, which is not tested with them; ngram works",
+        )
         yield (
             speculation.method not in DRAFTERS,
             f"SwiftKV models do not support {speculation.method} speculation, which needs states or caches of prompt tokens "
