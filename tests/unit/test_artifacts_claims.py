@@ -117,6 +117,28 @@ def test_another_machine_or_number_format_shows_a_direction_at_most_and_is_named
     assert judge(FAST, slow)[::4] == (OTHER, reason)
 
 
+def test_shorter_prompts_and_less_training_are_named_whatever_selects_the_rows():
+    fast = claim("least", [cell("speedup", artifact="figure3")], (1.75, 1.95), GAIN)
+    score = claim("cell", [cell("gsm8k", variant="swiftkv-62.5")], POSITIVE, POSITIVE)
+    trained = measured("training_tokens", 1000, variant="swiftkv-25")
+    for lengths, verdict, why in (((512, 6000), SAME, "512 to 6,000 prompt tokens"), ((2000, 128000), AGREES, "own")):
+        points = {str(tokens): {"input_tokens": tokens, "output_tokens": 256} for tokens in lengths}
+        rows = frame(measured("speedup", 1.8, 1.75, 1.85, point=point) for point in points)
+        judged = judge(fast, Results({"figure3": with_settings(rows, points)}, ROLES))
+        assert judged.verdict == verdict and why in judged.reason
+    rows = {"t": measured("gsm8k", 50.0, 45.0, 55.0, variant="swiftkv-62.5"), "training_cost": trained}
+    judged = judge(score, Results({name: with_settings(frame([row]), {}) for name, row in rows.items()}, ROLES))
+    assert judged.verdict == SAME and "1,000 training tokens" in judged.reason
+
+
+def test_numbers_that_each_have_to_agree_leave_it_undecided_if_they_do_not():
+    rises = claim("each", [cell("gain", at="lowest"), cell("gain", at="highest")], POSITIVE, POSITIVE)
+    for last, verdict in ((0.2, UNDECIDED), (-0.2, OTHER)):
+        rows = [measured("gain", value, value - 0.1, value + 0.1, at=at) for at, value in ((1, -0.8), (2, last))]
+        judged = judge(rises, results(*rows))
+        assert (judged.verdict, judged.quantity.value) == (verdict, -0.8) and f"{last:.1f}" in judged.reason
+
+
 def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
     loss = claim("minus", averages("a", "b"), (-math.inf, 1.5), LOSS)
 

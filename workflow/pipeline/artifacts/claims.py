@@ -26,7 +26,8 @@ NEAR = 0.05  # relative distance up to which a setting counts as the stated one
 SETTINGS = ["input_tokens", "output_tokens", "memory_gib"]  # of serving points, which tell rows apart
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings that select a row, and the words for one that is not as stated.
-_PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
+_PLACES = {"input_tokens": "prompts", "memory_gib": "a limit in GiB", "depth": "a depth in percent", "at": "an axis"}
+_COUNTED = ("capacity_ratio", "training_tokens")  # metrics that training does not change
 
 Bounds = Sequence[float]
 Cell = Mapping[str, Any]
@@ -57,6 +58,7 @@ class Claim(NamedTuple):
 
 _WHOLE = load_yaml(Path(__file__).with_name("claims.yaml"))
 MODELS: Mapping[str, str] = _WHOLE["models"]
+LENGTHS: Mapping[str, Bounds] = _WHOLE["lengths"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]
 ARTIFACTS = dict.fromkeys([PANEL, *(cell["artifact"] for claim in CLAIMS for cell in claim.cells)])
@@ -156,11 +158,15 @@ class Results:
         if used != wanted:
             yield f"{used} in place of {wanted}"
         if cell["metric"] == "average":
-            if (tasks := rows["n"].iloc[0]) != BENCHMARKS:
-                yield f"{tasks:g} tasks in place of {BENCHMARKS} benchmarks"
+            count, files = rows[["n", "file"]].iloc[0]
+            if count != BENCHMARKS:
+                yield f"{', '.join(Path(file).stem for file in files.split(';'))} in place of {BENCHMARKS} benchmarks"
+        trained = rows.loc[rows["variant"].str.startswith("swiftkv"), "variant"]
+        if "gpus" not in cell and cell["metric"] not in _COUNTED and len(trained):
             cost = self.tables.get("training_cost", rows)
             cost = cost[(cost["metric"] == "training_tokens") & (cost["model"] == model["name"])]
-            tokens = cost.loc[cost["variant"].isin(rows["variant"]), "value"].min()
+            own = cost[cost["variant"].isin(trained)]
+            tokens = (own if len(own) else cost)["value"].min()  # one scale trains all variants on about as many
             if tokens < (1 - NEAR) * TRAINING_TOKENS:
                 yield f"{tokens:,.0f} training tokens in place of {TRAINING_TOKENS:,.0f} or more"
         if "gpus" in cell:
@@ -169,5 +175,13 @@ class Results:
                 yield f"on {machine} in place of {cell['gpus']} × H100"
             if "dummy" in conditions:
                 yield "requests to dummy weights in place of a model's"
+            if "input_tokens" not in cell and (lengths := LENGTHS.get(cell["artifact"])):
+                used = rows["input_tokens"].min(), rows["input_tokens"].max()
+                if any(abs(ours - stated) > NEAR * stated for ours, stated in zip(used, lengths, strict=True)):
+                    yield f"requests of {_span(used)} prompt tokens in place of {_span(lengths)}"
             if abs(tokens - OUTPUT_TOKENS) > NEAR * OUTPUT_TOKENS:
                 yield f"requests of {tokens:,g} output tokens in place of {OUTPUT_TOKENS}"
+
+
+def _span(lengths: Bounds) -> str:
+    return " to ".join(dict.fromkeys(f"{length:,g}" for length in lengths))

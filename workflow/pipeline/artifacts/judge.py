@@ -131,13 +131,19 @@ def _as_stated(quantity: Estimate, stated: Bounds | str) -> bool:
 
 
 def _quantities(claim: Claim, results: Results, rows: Sequence[pd.DataFrame], remarks: list[str]) -> list[Estimate]:
-    """Estimate the quantity of a claim from its rows, and for `rises` also the deepest fall."""
+    """Estimate the quantity of a claim from its rows, for `rises` also the deepest fall, and for `each` the others."""
     if claim.how == "rises":
         return _rises(rows[0], remarks)
     if claim.how in ("most", "least"):
         column = rows[0]["value"]
         return [interval(rows[0].loc[column.idxmax() if claim.how == "most" else column.idxmin()])]
     values = [interval(_only(each)) for each in rows]
+    if claim.how == "each":
+        others = zip(values[1:], claim.cells[1:], strict=True)
+        remarks += [
+            f"{show_interval(of.value, of.low, of.high, 's2')} at the {cell['at']} place" for of, cell in others
+        ]
+        return values
     if claim.how == "ratio":
         return [independent_ratio(*values)]
     while len(values) > 1:  # a difference, or that of two
