@@ -62,9 +62,9 @@ def random_samples(count: int, longest: int, seed: int = 0) -> list[Sample]:
     return [Sample(one, (np.arange(len(one)) >= len(one) // 2).astype(np.uint8)) for one in ids]
 
 
-def make_inputs(folder: Path) -> None:
+def make_inputs(folder: Path, architecture: str = "llama") -> None:
     """model/, source.json and packed.safetensors in `folder`; transformers refuses to write the model's generation settings."""
-    teacher = tiny_teacher()
+    teacher = tiny_teacher(architecture)
     teacher.save_pretrained(folder / "model")
     (folder / "model/generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
     tokenizer().save_pretrained(folder / "model")
