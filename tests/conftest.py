@@ -139,16 +139,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(name="tiny_teacher")
-def tiny_teacher_fixture():
-    return tiny_teacher
-
-
-@pytest.fixture(name="tiny_swiftkv")
-def tiny_swiftkv_fixture():
-    return tiny_swiftkv
-
-
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request) -> str:
     return request.param

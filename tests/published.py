@@ -6,7 +6,6 @@ the modules of the reference implementation. In November 2026 they agreed with a
 there are, what each weighs, and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tests.programs import ROOT
 
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 
 FP8 = torch.float8_e4m3fn
 LLAMA_8B_FP8 = read_json(ROOT / "tests/unit/configs/llama-3.1-swiftkv-8b-instruct-fp8.json")
@@ -119,7 +118,7 @@ def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], files: int = 1) -> Path:
     """A checkpoint of `files` files with an index, or of one without."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    write_json(folder / "config.json", config)
     if files == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
@@ -129,5 +128,5 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
         mine = sorted(tensors)[number::files]
         save_file({name: tensors[name] for name in mine}, folder / file, metadata={"format": "pt"})
         listed |= dict.fromkeys(mine, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": listed})
     return folder

@@ -13,6 +13,7 @@ from tests.conftest import tiny_teacher
 
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -129,7 +130,7 @@ def engines(tmp_path_factory):
     def run(cases: dict[str, dict], program: str = "generate.py", refused: bool = False) -> dict[str, dict]:
         folder = tmp_path_factory.mktemp("engines")
         given = [case | {"model": str(case["model"])} for case in cases.values()]
-        (folder / "cases.json").write_text(json.dumps(given))
+        write_json(folder / "cases.json", given)
         with (folder / "log").open("w") as log:
             ended = subprocess.run(
                 [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
@@ -140,7 +141,7 @@ def engines(tmp_path_factory):
             )
         text = (folder / "log").read_text()
         assert ended.returncode == 0, text[-4000:]
-        answers = dict(zip(cases, json.loads((folder / "answers.json").read_text()), strict=True))
+        answers = dict(zip(cases, read_json(folder / "answers.json"), strict=True))
         for name, answer in answers.items():
             assert refused or "error" not in answer, (name, answer)
             answer["log"] = text

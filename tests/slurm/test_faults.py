@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import re
 import shutil
 import socket
@@ -14,6 +13,8 @@ import psutil
 import pytest
 from tests.slurm.cluster import run
 from tests.slurm.conftest import Workflow
+
+from swiftkv.io import read_json
 
 pytestmark = pytest.mark.slurm
 STEPS = 40
@@ -55,7 +56,7 @@ def begin(workflow: Workflow) -> tuple[subprocess.Popen, int]:
     while not (files := list((workflow.folder / STATE).glob("*/state.json"))):
         assert controller.poll() is None and time.monotonic() < deadline, "the training does not begin"
         time.sleep(0.05)
-    return controller, json.loads(files[0].read_text())["checkpoints"][0]["step"]
+    return controller, read_json(files[0])["checkpoints"][0]["step"]
 
 
 def ranks(workflow: Workflow) -> list[psutil.Process]:

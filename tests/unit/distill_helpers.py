@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
 from swiftkv.distill.recipe import Distilling, Packing, Recipe
 from swiftkv.distill.trainer import Loop
+from swiftkv.io import write_json
 from swiftkv.models import load_any
 
 STAGE = ("-m", "pipeline.stages")
@@ -66,12 +67,12 @@ def make_inputs(folder: Path) -> None:
     """model/, source.json and packed.safetensors in `folder`; transformers refuses to write the model's generation settings."""
     teacher = tiny_teacher()
     teacher.save_pretrained(folder / "model")
-    (folder / "model/generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    write_json(folder / "model/generation_config.json", {"do_sample": False, "temperature": 0.6})
     tokenizer().save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     place = str(folder / "model")
     source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "path": place, "config": config}
-    (folder / "source.json").write_text(json.dumps(source))
+    write_json(folder / "source.json", source)
     arrays, counts = pack(random_samples(40, 40), 64, 7, 0)
     write_packed(folder / "packed.safetensors", arrays, counts)
 

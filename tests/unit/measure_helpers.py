@@ -1,7 +1,6 @@
 """Points and subjects for the tests of pipeline.measure."""
 
 import contextlib
-import json
 from pathlib import Path
 
 import psutil
@@ -40,7 +39,7 @@ SPEC = SwiftKVSpec(num_hidden_layers=8, num_key_value_layers=4, key_value_group_
 def subject(folder: Path, **changes) -> Subject:
     """An ordinary tiny model in `folder`, which gets its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    write_json(folder / "config.json", LLAMA)
     identity = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "revision": None, "resolved": None}
     fields = {"identity": identity, "variant": "baseline", "kv_cache": "auto", "weights": "original"}
     return Subject(**fields | {"folder": folder} | changes)

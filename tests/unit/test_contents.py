@@ -19,7 +19,7 @@ from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import checked_records
 from pipeline.measure import run
 from swiftkv.errors import UserError
-from swiftkv.io import write_json
+from swiftkv.io import read_json, write_json
 
 ITEMS = {
     "paper": {
@@ -206,7 +206,7 @@ def provide(config, path):
     if where[0] in MAKERS:
         write_json(path, MAKERS[where[0]](config, *where[1:]))
     elif where[0] == "models":
-        dimensions = json.loads((ROOT / "resources/architectures/llama-3.1-8b.json").read_text())["config"]
+        dimensions = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
         layers = config["models"][where[1]]["num_hidden_layers"]
         write_json(path, {"name": where[1], "config": dimensions | {"num_hidden_layers": layers}})
     else:

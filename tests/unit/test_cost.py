@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.conftest import GROUPED_QUERY, SHAPE
+from tests.conftest import GROUPED_QUERY, SHAPE, tiny_teacher
 from tests.conftest import LATENT as LATENT_SHAPE
 from tests.programs import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -43,7 +43,7 @@ BIASED = {"attention_bias": True}
     + [("qwen3_moe", {"num_experts_per_tok": 8} | changes) for changes in ({}, BIASED | {"decoder_sparse_step": 2})]
     + [("deepseek_v2", {"num_experts_per_tok": 8} | changes) for changes in ({}, BIASED | {"q_lora_rank": 20})],
 )
-def test_every_architecture_counts_what_its_model_has(architecture, changes, tiny_teacher):
+def test_every_architecture_counts_what_its_model_has(architecture, changes):
     """All parameters of a real model, and two FLOPs for each weight of its matrices that a token meets."""
     teacher = tiny_teacher(architecture, tie_word_embeddings=False, **changes)
     config = teacher.config.to_dict()

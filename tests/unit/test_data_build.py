@@ -18,6 +18,7 @@ from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
 from swiftkv.distill.packing import tokenize
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}
 TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}
@@ -36,8 +37,8 @@ def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
     return (
         list(read_chats(train)),
         list(read_chats(held)),
-        json.loads(record.read_text()),
-        json.loads(other.read_text()),
+        read_json(record),
+        read_json(other),
     )
 
 
@@ -130,7 +131,7 @@ def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, s
     source = source | {"name": "c", "local": write_lines(tmp_path / "c.jsonl", [bad] + [good] * 99)}
     held = tmp_path / "held"
     draw_heldout([source], 1, 0, held, tmp_path / "record")
-    (identity,) = json.loads((tmp_path / "record").read_text())["sources"]
+    (identity,) = read_json(tmp_path / "record")["sources"]
     assert (identity["chats"], identity["refused"]) == (99, 1)
     form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
     assert f"1 of 100 chats are left out; the first: record 0 of data source 'c' {form}" in capsys.readouterr().out

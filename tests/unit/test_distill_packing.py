@@ -10,6 +10,7 @@ from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, 
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
 CHAT = {"messages": [USER, ASSISTANT]}
@@ -78,8 +79,8 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + TEMPLATE
     strict.save_pretrained(tmp_path)
     config = {"max_position_embeddings": 30}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "source.json").write_text(json.dumps({"name": "m", "path": str(tmp_path)}))
+    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "source.json", {"name": "m", "path": str(tmp_path)})
     long, refused = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
     chats = [CHAT] * 98 + [long, refused]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))

@@ -1,7 +1,5 @@
 """Distillation of a model with FP8 weights: only the new projections move, and they are quantized on saving."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +10,7 @@ from swiftkv.device import compute_dtype
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.trainer import train as run_training
 from swiftkv.errors import UserError
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -24,9 +23,9 @@ def inputs(tmp_path_factory):
     make_inputs(folder)
     (folder / "model").rename(folder / "plain")
     quantize(folder / "plain", folder / "model", folder / "rounded")
-    source = json.loads((folder / "source.json").read_text())
-    source["config"] = json.loads((folder / "model/config.json").read_text())
-    (folder / "source.json").write_text(json.dumps(source))
+    source = read_json(folder / "source.json")
+    source["config"] = read_json(folder / "model/config.json")
+    write_json(folder / "source.json", source)
     return folder
 
 
@@ -45,9 +44,7 @@ def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
     weights = {name for name in new if name.endswith("_proj_swiftkv.weight")}
     assert len(weights) == 7 and new == weights | {f"{name}_scale" for name in weights} | {"model.norm_swiftkv.weight"}
     assert {saved[name].dtype for name in weights} == {FP8}
-    configs = [
-        json.loads((folder / "config.json").read_text()) for folder in (inputs / "model", finished / "checkpoint")
-    ]
+    configs = [read_json(folder / "config.json") for folder in (inputs / "model", finished / "checkpoint")]
     assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
     values = [row["loss"] for row in log(finished)]
     assert len(values) == 6 and sum(values[3:]) < sum(values[:3])

@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from pipeline.training import gpus_of
 from swiftkv import device
 from swiftkv.distill.progress import Machines
+from swiftkv.io import read_json
 
 pytestmark = pytest.mark.thorough
 
@@ -54,7 +55,7 @@ def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finish
     assert f"continuing after step {total} of {total}" in said and "training" not in said
     assert (tmp_path / "log.csv").read_bytes() == (finished / "log.csv").read_bytes()
     assert_alike(tmp_path, finished)
-    results = [json.loads((folder / "record.json").read_text())["result"] for folder in (tmp_path, finished)]
+    results = [read_json(folder / "record.json")["result"] for folder in (tmp_path, finished)]
     assert results[0] == results[1]
 
 
@@ -62,7 +63,7 @@ def test_state_of_another_recipe_is_neither_used_nor_lost(inputs, finished, tmp_
     shutil.copytree(finished / "state", tmp_path / "state")
     said = train(inputs, tmp_path, recipe={"learning_rate": 2e-3, "max_steps": 2})
     assert "training from the start" in said and len(log(tmp_path)) == 2
-    states = [json.loads(file.read_text()) for file in (tmp_path / "state").glob("*/state.json")]
+    states = [read_json(file) for file in (tmp_path / "state").glob("*/state.json")]
     assert len(states) == 2 and all(entry["state_seconds"] > 0 for state in states for entry in state["checkpoints"])
 
 

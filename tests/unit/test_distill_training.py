@@ -26,6 +26,7 @@ from tests.unit.distill_helpers import (
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe, Teaching
 from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.io import read_json
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
@@ -45,7 +46,7 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
 
 def test_losses_are_the_golden_ones(finished):
     """Within 1e-4 of those recorded in tests/golden: float32 sums may differ by processor, the training may not."""
-    golden = json.loads((GOLDEN / "distillation_losses.json").read_text())
+    golden = read_json(GOLDEN / "distillation_losses.json")
     assert [row["loss"] for row in log(finished)] == pytest.approx(golden["losses"], rel=1e-4)
 
 
@@ -64,7 +65,7 @@ def test_log_and_order(inputs, tmp_path):
 
 
 def test_record(inputs, finished):
-    record, rows = json.loads((finished / "record.json").read_text()), log(finished)
+    record, rows = read_json(finished / "record.json"), log(finished)
     packed = PackedRows(inputs / "packed.safetensors")
     assert (record["measure"], record["variant"], record["weights"]) == ("training", "v", "trained")
     assert record["spec"]["prefill_reduction"] == 0.5 and RECIPE.items() <= record["settings"].items()
@@ -115,7 +116,7 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, fine_tuned):
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)
-    assert json.loads((fine_tuned / "record.json").read_text())["spec"] is None
+    assert read_json(fine_tuned / "record.json")["spec"] is None
 
 
 def test_fine_tuning_with_zero_3_and_two_ranks(inputs, fine_tuned, tmp_path):
@@ -154,7 +155,7 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
     done = run(words, ATEN_CPU_CAPABILITY="avx2", **absent)
     assert done.returncode == 0, done.stderr
     assert log(tmp_path)[0]["loss"] == pytest.approx(log(finished)[0]["loss"], rel=1e-5)
-    assert json.loads((tmp_path / "record.json").read_text())["settings"]["dtype"] == "float32"
+    assert read_json(tmp_path / "record.json")["settings"]["dtype"] == "float32"
     saved = load_file(tmp_path / "checkpoint/model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
 

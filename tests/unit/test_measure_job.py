@@ -1,7 +1,6 @@
 """One engine for the points of a job: each finished one is kept, and what fails fails alone."""
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +44,7 @@ class Scale:
     def __init__(self, folder):
         self.folder, self.points = folder, {name: dict(point) for name, point in POINTS.items()}
         (folder / "m").mkdir()
-        (folder / "m/config.json").write_text(json.dumps(LLAMA))
+        write_json(folder / "m/config.json", LLAMA)
         source = {"kind": "local", "id": "tiny", "revision": None, "resolved": None, "path": str(folder / "m")}
         write_json(folder / "source.json", source)
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from score_helpers import byte_tokenizer
+from tests.conftest import tiny_swiftkv
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
@@ -168,7 +169,7 @@ def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantiza
     assert peak_tflops(gpu, dtype, quantization) == peak
 
 
-def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
+def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path):
     from swiftkv.models import save_swiftkv
 
     model = tiny_swiftkv("llama", num_key_value_layers=3, key_value_group_size=2)

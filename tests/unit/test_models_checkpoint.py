@@ -1,6 +1,5 @@
 """Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -8,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import tiny_swiftkv, tiny_teacher
 from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, write
 from tests.quantized import QUANTIZATION
 from tests.unit.distill_helpers import ROOT, tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
@@ -27,7 +27,7 @@ def write_published(folder: Path, teacher_qkv: bool, shards: int = 1) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens, capfd):
+def test_save_and_load(architecture, dtype, tmp_path, tokens, capfd):
     model = tiny_swiftkv(architecture, 2, 3, 2, dtype=dtype)
     teacher, student, expected = tmp_path / "teacher", tmp_path / "student", model(tokens).logits
     model.config.swiftkv = False  # the file is the student's whatever mode the model is in
@@ -65,9 +65,7 @@ def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens, capf
     ],
 )
 @torch.no_grad()
-def test_a_checkpoint_on_its_teacher_is_the_checkpoint(
-    architecture, changed, tiny_teacher, tiny_swiftkv, tmp_path, tokens
-):
+def test_a_checkpoint_on_its_teacher_is_the_checkpoint(architecture, changed, tmp_path, tokens):
     """Bit for bit, and what is the teacher's exists once; also where a training changed more than the projections."""
     dtype = torch.bfloat16
     teacher = tiny_teacher(architecture, dtype)
@@ -90,9 +88,9 @@ def test_a_checkpoint_on_its_teacher_is_the_checkpoint(
 @pytest.mark.parametrize(
     "settings", [{"do_sample": False, "temperature": 0.6}, {"top_p": 0.9}, {"typical_p": 0.8}, {"early_stopping": True}]
 )
-def test_generation_settings_that_transformers_refuses_to_write_are_kept(settings, tiny_teacher, tmp_path):
+def test_generation_settings_that_transformers_refuses_to_write_are_kept(settings, tmp_path):
     tiny_teacher().save_pretrained(tmp_path / "base")
-    (tmp_path / "base/generation_config.json").write_text(json.dumps(settings | {"eos_token_id": 2}))
+    write_json(tmp_path / "base/generation_config.json", settings | {"eos_token_id": 2})
     base = load_base(tmp_path / "base")
     save_base(base, tmp_path / "tuned")
     save_swiftkv(rewire(base, SwiftKVSpec(6, 3)), tmp_path / "rewired")
@@ -102,7 +100,7 @@ def test_generation_settings_that_transformers_refuses_to_write_are_kept(setting
 
 
 @torch.no_grad()
-def test_a_checkpoint_of_another_model_is_refused(tiny_teacher, tiny_swiftkv, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save_swiftkv(tiny_swiftkv(), tmp_path / "student")
     with pytest.raises(UserError, match="another shape"):
         load_sharing(tmp_path / "student", tiny_teacher(intermediate_size=80))
@@ -112,7 +110,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_teacher, tiny_swiftkv, tm
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
 @torch.no_grad()
-def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teacher, tokens):
+def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tokens):
     """With the hooks that move states from GPU to GPU, here all for one device."""
     teacher = tiny_teacher(architecture)
     modules = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
@@ -126,7 +124,7 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v2"])
-def test_quantized_experts_are_refused(architecture, tiny_teacher, tmp_path):
+def test_quantized_experts_are_refused(architecture, tmp_path):
     tiny_teacher(architecture).save_pretrained(tmp_path)
     edit_config(tmp_path, quantization_config=QUANTIZATION)
     with pytest.raises(UserError, match=r"config.json has quantized experts"):
@@ -135,7 +133,7 @@ def test_quantized_experts_are_refused(architecture, tiny_teacher, tmp_path):
 
 def edit_config(folder: Path, **fields) -> None:
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    write_json(file, read_json(file) | fields)
 
 
 def edit_tensors(folder: Path, change) -> None:
@@ -194,7 +192,7 @@ def test_missing_shard_and_damaged_index(tmp_path):
             load_swiftkv(folder)
 
 
-def test_no_weights_are_made_up(tiny_teacher, tmp_path):
+def test_no_weights_are_made_up(tmp_path):
     """By transformers' own functions either."""
     tiny_teacher().save_pretrained(tmp_path / "base")
     folder = write_published(tmp_path / "checkpoint", teacher_qkv=False)
@@ -208,7 +206,7 @@ def test_no_weights_are_made_up(tiny_teacher, tmp_path):
         AutoModel.from_pretrained(folder)
 
 
-def test_interrupted_save_leaves_the_old_checkpoint(tiny_swiftkv, tmp_path, monkeypatch):
+def test_interrupted_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     model = tiny_swiftkv()
     save_swiftkv(model, tmp_path / "saved")
     before = {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()}
@@ -219,7 +217,7 @@ def test_interrupted_save_leaves_the_old_checkpoint(tiny_swiftkv, tmp_path, monk
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 
 
-def test_the_python_of_the_readme_runs(tiny_teacher, tiny_swiftkv, tmp_path, monkeypatch):
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = lines.replace("num_hidden_layers=16", "num_hidden_layers=6").replace("value_layers=8", "value_layers=3")
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire
 from swiftkv.models.checkpoint import saved_shapes
 from swiftkv.spec import SwiftKVSpec
@@ -26,7 +26,7 @@ def test_the_hub_s_checkpoint_needs_no_remote_code(tmp_path, tokens):
     """With its config.json, auto_map included, and experts stored one by one under the published names."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**HUB_CONFIG)).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(HUB_CONFIG))
+    write_json(tmp_path / "config.json", HUB_CONFIG)
     model, stored = load_base(tmp_path, torch.float32), load_file(tmp_path / "model.safetensors")
     assert type(model).__module__ == "transformers.models.deepseek_v2.modeling_deepseek_v2"
     experts = model.model.layers[2].mlp.experts

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import LATENT, randomise_biases, tiny_teacher
+from tests.conftest import LATENT, randomise_biases, tiny_swiftkv, tiny_teacher
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -54,7 +54,7 @@ def as_equations(student, teacher):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tiny_teacher, tiny_swiftkv, tokens):
+def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tokens):
     """A model of ordinary layers, one rewired from its last layer on before training, and a student in teacher mode."""
     teacher = tiny_teacher(architecture, dtype)
     expected, generated = teacher(tokens).logits, teacher.generate(tokens, max_new_tokens=6)
@@ -75,7 +75,7 @@ def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tiny_teacher
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @pytest.mark.parametrize("other", [False, True])
 @torch.no_grad()
-def test_equations(architecture, layers, group, heads, other, tiny_swiftkv, tiny_teacher, tokens):
+def test_equations(architecture, layers, group, heads, other, tokens):
     changes = OTHERS.get(architecture, {}) if other else {}
     model = tiny_swiftkv(architecture, layers, group, heads, **changes)
     randomise_biases(model)
@@ -85,7 +85,7 @@ def test_equations(architecture, layers, group, heads, other, tiny_swiftkv, tiny
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @torch.no_grad()
-def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tiny_swiftkv, tokens):
+def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
     cache = DynamicCache(config=model.config)
@@ -101,7 +101,7 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
 
 
 @pytest.mark.parametrize("group", [2, 3])
-def test_generate_with_and_without_cache(architecture, group, tiny_swiftkv, tokens):
+def test_generate_with_and_without_cache(architecture, group, tokens):
     """By beams, and with drafts from a prompt of repetitions, of which the cache gives up the refused ones."""
     model = tiny_swiftkv(architecture, 2, group)
     for prompt, beams, drafts in ((tokens, 2, None), (tokens[:1].repeat(1, 2), 1, 3)):
@@ -111,7 +111,7 @@ def test_generate_with_and_without_cache(architecture, group, tiny_swiftkv, toke
         assert cached.shape[1] > prompt.shape[1] and torch.equal(cached, plain)
 
 
-def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):
+def test_generate_with_left_padding(architecture, tokens):
     model = tiny_swiftkv(architecture, 2, 3)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens[:1]], 1)
     mask = (padded != 0).long()
@@ -129,7 +129,7 @@ MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
     ("architecture", "group", "window"), [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)]
 )
 @torch.no_grad()
-def test_sliding_windows(architecture, group, window, tiny_swiftkv, tokens):
+def test_sliding_windows(architecture, group, window, tokens):
     wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
     model = tiny_swiftkv(architecture, 2, group, **window)
     full = model(tokens, use_cache=False).logits
@@ -144,7 +144,7 @@ def test_sliding_windows(architecture, group, window, tiny_swiftkv, tokens):
 
 @pytest.mark.parametrize("student", [True, False])
 @torch.no_grad()
-def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
+def test_packing_does_not_leak(architecture, student, tokens):
     decoder = tiny_swiftkv(architecture, 2, 3).model
     lengths = (10, 14)
     positions = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
@@ -181,7 +181,7 @@ def attention_calls():
 
 @pytest.mark.parametrize("padding", [0, 5])
 @torch.no_grad()
-def test_prefill_stops_at_layer_l(architecture, padding, tiny_swiftkv, tokens, attention_calls):
+def test_prefill_stops_at_layer_l(architecture, padding, tokens, attention_calls):
     model = tiny_swiftkv(architecture, 2, 3, sliding_window=9 if architecture == "mistral" else None)
     mask = torch.ones_like(tokens)
     mask[0, :padding] = 0

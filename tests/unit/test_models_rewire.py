@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.conftest import randomise_biases
+from tests.conftest import randomise_biases, tiny_teacher
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from swiftkv.errors import UserError
@@ -13,7 +13,7 @@ L = 6
 
 
 @pytest.mark.parametrize("group", [1, 3])
-def test_start_values(grouped_query, group, tiny_teacher):
+def test_start_values(grouped_query, group):
     teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
@@ -28,7 +28,7 @@ def test_start_values(grouped_query, group, tiny_teacher):
 
 
 @torch.no_grad()
-def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, tiny_teacher, tokens):
+def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, tokens):
     teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
     merged, own = rewire(teacher, SwiftKVSpec(L, 5, 1, 2)), teacher.model.layers[5].self_attn.k_proj
@@ -42,7 +42,7 @@ def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, 
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_weights_are_shared_with_the_teacher(architecture, tie, tiny_teacher):
+def test_weights_are_shared_with_the_teacher(architecture, tie):
     teacher = tiny_teacher(architecture, tie_word_embeddings=tie)
     model = rewire(teacher, SwiftKVSpec(L, 3, 2))
     assert teacher.config.model_type == architecture and not hasattr(teacher.config, "swiftkv")

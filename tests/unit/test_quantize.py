@@ -1,14 +1,13 @@
 """FP8 weights (W8A8), held against plain arithmetic on the same numbers, and the per-token FP8 KV cache (Sec. 5.3)."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import as_trained, randomise_biases, tiny_teacher
+from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
 from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
 
 from swiftkv.errors import UserError
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.kv_cache import new_cache, round_trip
 from swiftkv.quantize.kv_cache import quantize as quantize_states
@@ -156,8 +155,8 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
     ],
 )
 def test_another_scheme_or_tensor_is_refused(folders, tmp_path, scheme, tensors, sentence):
-    config = json.loads((folders / "fp8/config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION | scheme}))
+    config = read_json(folders / "fp8/config.json")
+    write_json(tmp_path / "config.json", config | {"quantization_config": QUANTIZATION | scheme})
     changed = {f"model.layers.2.mlp.up_proj.{name}": tensor for name, tensor in tensors.items()}
     weights = load_file(folders / "fp8/model.safetensors") | changed
     save_file({name: weight for name, weight in weights.items() if weight is not None}, tmp_path / "model.safetensors")
@@ -192,7 +191,7 @@ def logits(model, tokens, kv_cache: str, pieces: tuple[int, ...]) -> torch.Tenso
         )
 
 
-def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
+def test_decoding_equals_the_full_forward(architecture, tokens):
     for model in tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2):
         model.double()  # float32 sums in another order would tip a few values to the next FP8 number
         model.set_experts_implementation("eager")  # torch's grouped product has no float64

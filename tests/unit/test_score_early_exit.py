@@ -1,6 +1,5 @@
 """Early exit measured: agreement by confidence against its definition, the record, and what is refused."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import early_logits
 
@@ -88,7 +88,7 @@ def test_answers_are_summed_without_their_first_tokens():
 
 def test_the_record(place):
     record = measured(place)
-    assert json.loads(place[3].read_text()) == record
+    assert read_json(place[3]) == record
     assert (record["measure"], record["weights"], record["spec"]["early_exit"]) == ("early_exit", "trained", True)
     alignment, decoding = record["result"]["alignment"], record["result"]["decoding"]
     assert alignment["documents"] == 5

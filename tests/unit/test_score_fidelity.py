@@ -1,6 +1,5 @@
 """KL to the teacher, top-1 agreement and perplexity, also of a checkpoint that others trained."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+from tests.conftest import tiny_swiftkv, tiny_teacher
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.fidelity import compare, measure_fidelity
@@ -15,7 +15,7 @@ from pipeline.sources import TOKENIZER_FILES
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.quantize.kv_cache import new_cache
 
@@ -56,7 +56,7 @@ def place(tmp_path, source, monkeypatch):
 def test_baseline_is_its_own_teacher(place):
     source, chats, _, output = place
     written = measure_fidelity(source, None, "baseline", None, "auto", chats, DRAW, output)
-    assert json.loads(output.read_text()) == written
+    assert read_json(output) == written
     assert (written["measure"], written["weights"], written["spec"]) == ("fidelity", "original", None)
     record = written["result"]
     assert record["kl"] == {"value": 0.0, "stderr": 0.0, "n": 5}
@@ -124,7 +124,7 @@ def test_answers_with_their_own_keys_and_values_are_compared_as_they_are_generat
     assert result["answer_kl"]["value"] == pytest.approx(total / tokens, rel=1e-2 if kv_cache == "auto" else 5e-2)
 
 
-def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_path, tiny_teacher):
+def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_path):
     source, chats, _, output = place
     tuned = tiny_teacher(**SHAPE)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_pa
     assert record["result"]["kl"]["value"] == pytest.approx(sum(totals) / sum(counts), rel=1e-3)
 
 
-def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
+def test_large_keys_in_an_fp8_cache_are_said(tmp_path, capsys):
     """As Qwen2 has them from its biases."""
     model = tiny_teacher("qwen2", **SHAPE)
     for layer in model.model.layers:
@@ -159,7 +159,7 @@ def test_too_few_gpus_are_one_sentence(place, monkeypatch):
 
 
 @pytest.fixture
-def released(tmp_path, tiny_swiftkv):
+def released(tmp_path):
     """A checkpoint as someone else would publish it."""
     folder = tmp_path / "released"
     save_swiftkv(
@@ -197,7 +197,7 @@ def test_it_is_measured_as_what_it_is(source, released, tmp_path):
 )
 def test_another_model_or_variant_is_refused(source, released, tmp_path, field, value):
     config = read_json(released / "config.json")
-    (released / "config.json").write_text(json.dumps(config | {field: value}))
+    write_json(released / "config.json", config | {field: value})
     with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is {value!r}"):
         fetch(released, source, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()

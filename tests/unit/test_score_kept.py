@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer
+from tests.conftest import tiny_teacher
 from transformers import LlamaForCausalLM
 
 from pipeline.records import KeptAnswers
@@ -87,7 +88,7 @@ def test_a_killed_score_goes_on(source, tasks, passes, tmp_path, monkeypatch):
     assert not state.exists()
 
 
-def test_answers_of_other_weights_are_not_taken(source, tasks, passes, tmp_path, tiny_teacher):
+def test_answers_of_other_weights_are_not_taken(source, tasks, passes, tmp_path):
     state = tmp_path / "state"
     with pytest.raises(Killed):
         passes(lambda: score(source, tasks, state), last=10)

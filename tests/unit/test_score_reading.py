@@ -7,6 +7,7 @@ import pytest
 import torch
 from artifact_helpers import reading_result
 from score_helpers import byte_tokenizer
+from tests.conftest import tiny_teacher
 
 from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.reading import differences
@@ -14,6 +15,7 @@ from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
 from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, shares_lower, tasks
+from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -72,7 +74,7 @@ def test_heads_that_look_back_are_told_from_each_other():
 @pytest.mark.parametrize(
     ("own", "group", "changed"), [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
 )
-def test_bits_are_those_of_the_whole_model(tiny_teacher, architecture, own, group, changed):
+def test_bits_are_those_of_the_whole_model(architecture, own, group, changed):
     """Only the rows of the answer are computed in layers >= l, from the unchanged model's pass where its weights are shared."""
     teacher = tiny_teacher(architecture)
     document = Document(tuple(torch.randint(3, 128, (30,), generator=torch.Generator().manual_seed(1)).tolist()), 24)
@@ -118,7 +120,7 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
     monkeypatch.setattr(reading, "answer_bits", answer_bits)
     again = measure_reading(*arguments, tmp_path / "out.json", **more)
     assert again["result"] == whole["result"] and not (tmp_path / "state").exists()
-    assert json.loads((tmp_path / "out.json").read_text()) == again
+    assert read_json(tmp_path / "out.json") == again
 
     members = whole["result"]["members"]
     assert [(member["layer"], member["flops"] < 1) for member in members] == [(6, False), (2, True), (4, True)]

@@ -28,7 +28,7 @@ def score(source: Path, name: str, task: dict, **changes) -> dict:
     arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
     output = source.parent / "out.json"
     measure_scores(source, **arguments, tasks={name: task}, seed=3, outputs=[output])
-    return json.loads(output.read_text())
+    return read_json(output)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -57,7 +57,7 @@ def bits_of(model, tokenizer, prompt: str, answer: str) -> float:
 
 
 @pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
-def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher):
+def test_bits_per_byte_are_those_of_the_model(name, begins, source):
     """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
     task = PANEL[name]
     record = score(source, name, task)
@@ -78,7 +78,7 @@ def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source,
     monkeypatch.setattr(CachedLM, "_score", lambda *what: computed.append(what) or compute(*what))
     outputs = [source.parent / f"{name}.json" for name in names]
     measure_scores(source, None, "v", None, "auto", {name: PANEL[name] for name in names}, seed=3, outputs=outputs)
-    in_bits, accurate = (json.loads(output.read_text())["result"] for output in outputs)
+    in_bits, accurate = (read_json(output)["result"] for output in outputs)
     together = len(computed)
     assert score(source, "arc-easy", PANEL["arc-easy"])["result"] == accurate and len(computed) == 2 * together
     (built,) = build_benchmark(PANEL["arc-easy-bits"], seed=3).tasks.values()

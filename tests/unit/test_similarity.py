@@ -1,13 +1,13 @@
 """Similarity of layer inputs (Eq. 1)."""
 
-import json
-
 import pytest
 import torch
 from score_helpers import write_chats
+from tests.conftest import tiny_teacher
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
+from swiftkv.io import read_json
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -25,7 +25,7 @@ def layer_inputs(model, document: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [256, 3])
-def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chunk, monkeypatch):
+def test_pairwise_equals_the_direct_computation(architecture, chunk, monkeypatch):
     monkeypatch.setattr("pipeline.score.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
@@ -52,7 +52,7 @@ def test_errors_are_those_of_documents():
 def test_record(source, tmp_path):
     chats = write_chats(tmp_path / "train.jsonl")
     written = measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == written
+    assert read_json(tmp_path / "out.json") == written
     assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
     record = written["result"]
     assert (record["documents"], record["num_hidden_layers"], record["tokens"]) == (4, 6, 4 * 20)

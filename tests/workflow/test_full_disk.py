@@ -11,6 +11,7 @@ from tests.programs import run
 from tests.unit.distill_helpers import GOLDEN, STAGE, command, log, make_inputs
 
 from swiftkv.errors import command_line
+from swiftkv.io import read_json
 
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -63,7 +64,7 @@ def test_saving_a_state_of_a_training(tmp_path):
     before, after = done.stderr.split("status 1\n")
     assert "error: the disk is full" in before and "Traceback" not in before
     assert ".part" not in after and "continuing after step" in after
-    golden = json.loads((GOLDEN / "distillation_losses.json").read_text())
+    golden = read_json(GOLDEN / "distillation_losses.json")
     assert [row["loss"] for row in log(tmp_path)] == pytest.approx(golden["losses"], rel=1e-4)
 
 
