@@ -105,8 +105,8 @@ def record(
         "result": result,
         **more,
         "provenance": {
-            "finished": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "git_commit": None, "git_dirty": None,
-            "python": "3.11", "libraries": {}, "hardware": H100 if config["models"][model]["gpus"]["score"] else CPU,
+            "finished": "2026-01-01T00:00:00+00:00",
+            "hardware": H100 if config["models"][model]["gpus"]["score"] else CPU,
         },
     }  # fmt: skip
 
@@ -150,16 +150,9 @@ def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
     }
 
 
-def reading(model, variant, layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
-    """A record of what a variant reads; the heads are a family's."""
-    result = {key: value for key, value in reading_result(layers, layer, bits, sha256).items() if key != "heads"}
-    return record("reading", model, variant, result, settings={"seed": 42})
-
-
 def training(model, variant, gpus=0):
     result = shipped("training/*/swiftkv-50.json") | {"hours": 2.0, "gpus": gpus}
-    settings = {"loss": "distillation", "start": "fitted" if "tuned" in variant else "copied"}
-    return record("training", model, variant, result, settings=settings)
+    return record("training", model, variant, result)
 
 
 def throughput(model, variant, point, tokens_per_second, *, reason=None):

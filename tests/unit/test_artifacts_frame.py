@@ -33,15 +33,6 @@ def test_limits_are_also_of_what_is_out_of_memory():
     assert rows(oom, metric="speedup_limit")["value"].item() == 1.8
 
 
-def test_the_baseline_is_shown_by_the_times_that_speed_ups_are_over():
-    """Its own record is of another hour, with twice the time of its turns."""
-    result = {"batch_sizes": [1], "tpot_ms": {"median": [9.0]}, "samples_ms": [[8.0, 10.0]]}
-    turns = {"samples_ms": [[2.0] * 3], "baseline_samples_ms": [[4.0, 4.0, 4.1]]}
-    records = [served("decode", "baseline", result), served("decode", "swiftkv-50", result | turns)]
-    (base,) = rows(*records, metric="decode_ms", variant="baseline").to_dict("records")
-    assert base["value"] == pytest.approx(4.033, rel=1e-3) and base["low"] > 3.6
-
-
 def test_bars_have_the_ratio_of_the_speed_up_and_no_interval_sets_the_axis(tmp_path):
     """Of three turns of 1200 tokens one is slow: the speed-up is 1.79 by geometric means, 2.09 by medians; 1.8 is possible."""
     turns = {"samples_seconds": [11.5, 11.5, 17.7], "baseline_samples_seconds": [20.0, 24.0, 28.0]}

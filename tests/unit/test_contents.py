@@ -136,10 +136,6 @@ SHIPPED = {
 }
 
 
-def record(config, measure, model, variant, kv_cache, settings, result, **more):
-    return helpers.record(measure, model, variant, result, kv_cache=kv_cache, settings=settings, config=config, **more)
-
-
 def score(config, model, variant, kv_cache, task):
     asked = config["tasks"][task]
     names = ("metric", "filter", "shots", "limit", "chat_template", "fewshot_as_multiturn")
@@ -149,44 +145,42 @@ def score(config, model, variant, kv_cache, task):
 
 
 def similarity(config, model):
-    return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, helpers.shipped("similarity/*.json"))
+    return helpers.record("similarity", model, "baseline", helpers.shipped("similarity/*.json"), config=config)
 
 
 def reading(config, model, variant):
     """A family is made up of the unchanged model's record."""
     known, result = variant if variant in config["variants"] else "baseline", helpers.reading_result(32, 16)
-    return record(config, "reading", model, known, "auto", {"seed": 42}, result) | {"variant": variant}
+    return helpers.record("reading", model, known, result, config=config) | {"variant": variant}
 
 
 def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
-    settings = config["recipes"][config["variants"][variant]["recipe"]]
-    settings |= {"zero_stage": config["models"][model]["zero_stage"]}
     result = helpers.training(helpers.SMOL, "swiftkv-50", gpus=gpus)["result"]
-    return record(config, "training", model, variant, "auto", settings, result)
+    return helpers.record("training", model, variant, result, config=config)
 
 
 def early_exit(config, model, variant):
     result = helpers.shipped("early_exit/*/*.json")
-    return record(config, "early_exit", model, variant, "auto", config["early_exit"], result)
+    return helpers.record("early_exit", model, variant, result, settings=config["early_exit"], config=config)
 
 
 def serving(config, point, model, variant, kv_cache):
     asked, gpus = typed(config).point(point), config["models"][model]["gpus"]["serve"]
     settings = {
         "point": point,
-        "merge_all_layers": variant == "merge-all-layers",
         "tensor_parallel_size": max(1, gpus),
         "quantization": config["models"][model].get("quantization"),
-        "threads": 2,
         **run.recorded_settings(run.read_point(point, asked, gpus=gpus, threads=2)),
     }
     shown = "*" if asked["measure"] == "answer" else "baseline"
     result = helpers.shipped(f"serving/{SHIPPED.get(asked['measure'], asked['measure'])}/*/{shown}/*.json")
-    engine = {"vllm": "0.32.0", "attention_backend": "X", "compilation": "eager", "kv_cache_tokens": 1000,
-              "plugin": "swiftkv"}  # fmt: skip
+    engine = {"vllm": "0.32.0", "compilation": "eager", "kv_cache_tokens": 1000}
     cost = {"request_speedup_limit": 1.5, "prefill_speedup_limit": 1.9, "capacity_limit": 1.3}
-    return record(config, asked["measure"], model, variant, kv_cache, settings, result, engine=engine, cost=cost)
+    return helpers.record(
+        asked["measure"], model, variant, result, kv_cache=kv_cache, settings=settings, config=config, engine=engine,
+        cost=cost,
+    )  # fmt: skip
 
 
 MAKERS = {

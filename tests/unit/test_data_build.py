@@ -149,14 +149,6 @@ def tokenizer():
     return byte_tokenizer()
 
 
-def write_refused(path, refused, number=200):
-    """A file of chats of which `STRICT` refuses the last few."""
-    lines = write_chats(path, number).read_text().splitlines()
-    bad = json.dumps({"id": "bad", "source": "bad", "messages": [{"role": "user", "content": "x"}]})
-    path.write_text("\n".join(lines[: number - refused] + [bad] * refused) + "\n")
-    return path
-
-
 @pytest.mark.parametrize("day", [2, 3])
 def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch, day):
     class Clock(datetime.datetime):
@@ -177,7 +169,9 @@ def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch, day)
 
 
 def test_chats_that_a_template_refuses_are_left_out_of_a_draw(tmp_path, tokenizer, capsys):
-    path = write_refused(tmp_path / "chats.jsonl", 2)
+    path = write_chats(tmp_path / "chats.jsonl", 198)
+    refused = {"id": "bad", "source": "bad", "messages": [{"role": "user", "content": "x"}]}
+    path.write_text(path.read_text() + 2 * f"{json.dumps(refused)}\n")
     expected = [
         tokenize_chat(tokenizer, chat["messages"], 50) for chat in choose_chats(path, 199, 4) if chat["id"] != "bad"
     ]

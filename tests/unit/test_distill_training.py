@@ -75,7 +75,6 @@ def test_record(inputs, finished):
     assert [result[name] for name in ("steps", "loss_first", "loss_last", "tokens", "seconds")] == [
         len(rows), rows[0]["loss"], rows[-1]["loss"], rows[-1]["tokens"], rows[-1]["seconds"],
     ]  # fmt: skip
-    assert result["tokens_per_second"] == result["tokens"] / result["seconds"]
     assert str(inputs) not in json.dumps(record)
 
 

@@ -26,10 +26,11 @@ def exiting(architecture="llama", group=1, heads=None, **changes):
     return model
 
 
-def confidences(model, tokens):
-    """The early exit head's largest probability at every position of a sequence."""
+def middle(model):
+    """A threshold that half of the tokens exit at: the early exit head's largest probability, its median."""
+    tokens = PROMPT + decode(model, PROMPT, 40, None).tokens
     hidden = model.model.forward_lower(torch.tensor([tokens])).hidden
-    return early_logits(model, hidden)[0].float().softmax(-1).amax(-1)
+    return early_logits(model, hidden)[0].float().softmax(-1).amax(-1)[len(PROMPT) :].median().item()
 
 
 @pytest.mark.parametrize("threshold", [None, 1.001])
@@ -46,8 +47,7 @@ def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, hea
     """Bit for bit, in every layer, whatever mixture of tokens exits."""
     heads = None if architecture == "deepseek_v2" else heads  # latent attention has none
     model = exiting(architecture, group, heads, dtype=dtype)
-    tokens = decode(model, PROMPT, 40, None).tokens
-    threshold = confidences(model, PROMPT + tokens)[len(PROMPT) :].median().item()
+    threshold = middle(model)
     ours, full = (DynamicCache(config=model.config) for _ in range(2))
     monkeypatch.setattr(early_exit, "DynamicCache", lambda config: ours)
     found = decode(model, PROMPT, 40, threshold)
@@ -63,8 +63,8 @@ def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, hea
 
 def test_every_token_is_the_one_its_head_predicts():
     model = exiting()
-    threshold = confidences(model, PROMPT + decode(model, PROMPT, 30, None).tokens)[len(PROMPT) :].median().item()
-    found = decode(model, PROMPT, 30, threshold)
+    threshold = middle(model)
+    found = decode(model, PROMPT, 40, threshold)
     with torch.no_grad():
         row = torch.tensor([PROMPT + found.tokens])
         early = early_logits(model, model.model.forward_lower(row).hidden)[0].float().softmax(-1)

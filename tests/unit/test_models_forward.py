@@ -17,6 +17,7 @@ from swiftkv.models.attention import each_table
 from swiftkv.spec import SwiftKVSpec
 
 L = 6
+ROUNDING = dict(atol=2e-5, rtol=1e-5)  # of sums in another order
 # (l, g, KV heads): one group a layer, a ragged last group, one group of all, and C.1's heads.
 REWIRINGS = [(3, 1, None), (2, 3, None), (1, 5, 2), (2, 4, 8)]
 
@@ -80,7 +81,7 @@ def test_equations(architecture, layers, group, heads, other, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads, **changes)
     randomise_biases(model)
     expected = as_equations(model, tiny_teacher(architecture, **changes))(tokens).logits
-    torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(model(tokens).logits, expected, **ROUNDING)
 
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
@@ -92,7 +93,7 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
     pieces = [
         model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 7, 1, 1, 1, 5], 1)
     ]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, **ROUNDING)
     kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
     assert list(kept) == [*range(layers), *model.spec.owners]  # one cache a group
     if architecture == "deepseek_v2":
@@ -137,7 +138,7 @@ def test_sliding_windows(architecture, group, window, tokens):
     assert not torch.allclose(full[:, 8:], wide[:, 8:], atol=1e-2)
     cache = DynamicCache(config=model.config)
     pieces = [model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 1, 1, 8, 5], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, **ROUNDING)
     with pytest.raises(UserError, match="layers 2 to 4"):  # with and without a window, they share no keys
         tiny_swiftkv("qwen2", 2, 3, **MIXED)
 
@@ -156,13 +157,13 @@ def test_packing_does_not_leak(architecture, student, tokens):
     perturbed = tokens.clone()
     perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
     # Experts compute the tokens of all samples together, so other neighbors may change how their sums are rounded.
-    bound = dict(atol=2e-5, rtol=1e-5) if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
+    bound = ROUNDING if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
     torch.testing.assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
     assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)
     decoder.config.swiftkv = student
     for start, stop in ((0, 10), (10, 24)):
         alone = decoder(tokens[:, start:stop], use_cache=False).last_hidden_state
-        torch.testing.assert_close(packed[:, start:stop], alone, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(packed[:, start:stop], alone, **ROUNDING)
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_prefill_stops_at_layer_l(architecture, padding, tokens, attention_calls
     full, prefill = (model(tokens, attention_mask=mask, use_cache=True, logits_to_keep=keep) for keep in (0, 1))
     assert [rows for _, rows, _, _ in attention_calls] == [24] * (L + 2) + [1] * 4
     assert all(keys == 24 for *_, keys in attention_calls)
-    torch.testing.assert_close(prefill.logits, full.logits[:, -1:], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(prefill.logits, full.logits[:, -1:], **ROUNDING)
     for ours, theirs in zip(prefill.past_key_values.layers, full.past_key_values.layers, strict=True):
         assert ours.get_seq_length() == theirs.get_seq_length()
         if ours.get_seq_length():

@@ -56,7 +56,6 @@ def place(tmp_path, source, monkeypatch):
 def test_baseline_is_its_own_teacher(place):
     source, chats, _, output = place
     written = measure_fidelity(source, None, "baseline", None, "auto", chats, DRAW, output)
-    assert read_json(output) == written
     assert (written["measure"], written["weights"], written["spec"]) == ("fidelity", "original", None)
     record = written["result"]
     assert record["kl"] == {"value": 0.0, "stderr": 0.0, "n": 5}

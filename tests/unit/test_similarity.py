@@ -7,7 +7,6 @@ from tests.conftest import tiny_teacher
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
-from swiftkv.io import read_json
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -51,10 +50,7 @@ def test_errors_are_those_of_documents():
 
 def test_record(source, tmp_path):
     chats = write_chats(tmp_path / "train.jsonl")
-    written = measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")
-    assert read_json(tmp_path / "out.json") == written
-    assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
-    record = written["result"]
-    assert (record["documents"], record["num_hidden_layers"], record["tokens"]) == (4, 6, 4 * 20)
-    assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
-    assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
+    settings = Fidelity(documents=4, max_length=20, seed=7)
+    result = measure_similarity(source, chats, settings, tmp_path / "out.json")["result"]
+    assert (result["documents"], result["num_hidden_layers"], result["tokens"]) == (4, 6, 4 * 20)
+    assert len(result["simscore"]) == len(result["simscore_stderr"]) == 5 and all(result["simscore_stderr"])
