@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, PreTrainedModel
 
+from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -132,6 +133,11 @@ def randomise_biases(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(generator=generator)
+
+
+def refused(sentence: str) -> pytest.RaisesExc:
+    """Expect the error that users read, with these words in its sentence."""
+    return pytest.raises(UserError, match=sentence)
 
 
 @torch.no_grad()

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from tests.conftest import refused
 from tests.unit.artifact_helpers import CPU, H100, LLAMA, closeness, made, record, resolved, saved, score, throughput
 
 from pipeline.artifacts.frame import measured
 from pipeline.artifacts.records import Record, checked_records, read_records
-from swiftkv.errors import UserError
 
 
 def rows(*records, **wanted):
@@ -102,10 +102,10 @@ FIDELITY = closeness(LLAMA, "baseline", 0.1)
 )
 def test_a_damaged_a_foreign_and_a_second_record_are_named(tmp_path, content, message):
     (tmp_path / "0.json").write_text(content)
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message) as error:
         read_records({"scores": [tmp_path / "0.json"]})
     assert "0.json" in str(error.value)
-    with pytest.raises(UserError, match="second measurement of fidelity"):
+    with refused("second measurement of fidelity"):
         read_records({"fidelity": saved(tmp_path, [FIDELITY] * 2)})
 
 
@@ -128,14 +128,14 @@ def test_records_of_other_conditions_never_stand_side_by_side(tmp_path, change, 
         served("throughput", name, {"tokens_per_second": 1.0}, **more | {"settings": known | more.get("settings", {})})
         for name, more in (("baseline", first), ("swiftkv-50", change))
     ]
-    with pytest.raises(UserError, match=what):
+    with refused(what):
         checked_records(entry(), {"serving": saved(tmp_path, both)})
 
 
 def test_speed_of_one_checkpoint_and_quality_of_another_are_refused(tmp_path):
     speed, quality = throughput(LLAMA, "swiftkv-50", "other", 1.0), closeness(LLAMA, "swiftkv-50", 0.1)
     quality["model"]["revision"] = "2"
-    with pytest.raises(UserError, match="differ in checkpoint of swiftkv-50"):
+    with refused("differ in checkpoint of swiftkv-50"):
         checked_records(entry(), {"serving": saved(tmp_path, [speed]), "fidelity": saved(tmp_path, [quality])})
 
 
@@ -145,5 +145,5 @@ def test_other_questions_are_refused(tmp_path):
     for each in asked:
         each["settings"] = {"task": "winogrande", "metric": "acc"}
     shown = {"models": ["small"], "variants": ["baseline", "swiftkv-50"], "tasks": ["winogrande"]}
-    with pytest.raises(UserError, match="differ in questions of winogrande"):
+    with refused("differ in questions of winogrande"):
         made(resolved("table", **shown, panels=[{"columns": ["tasks"]}]), scores=saved(tmp_path, asked))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 from snakemake.utils import update_config
+from tests.conftest import refused
 from tests.programs import ROOT
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import PAPER, made, typed
@@ -18,7 +19,6 @@ from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import checked_records
 from pipeline.measure import run
-from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 ITEMS = {
@@ -104,7 +104,7 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 )
 def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     config["artifacts"]["table2"] |= change
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message) as error:
         contents.check(typed(config))
     assert "artifacts.table2" in str(error.value)
 
@@ -122,7 +122,7 @@ def test_what_repeats_the_records_of_another_artifact_is_not_made(name, scale_na
     assert contents.repeated(config, name) == shown
     assert (name in contents.names(config)) == (shown is None)
     if shown:
-        with pytest.raises(UserError, match=f"{name} .*{shown}"):
+        with refused(f"{name} .*{shown}"):
             contents.check_made(config, name)
 
 
@@ -258,5 +258,5 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
         provide(config, path)
     checked_records(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
     update_config(config, change)
-    with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
+    with refused(rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
         checked_records(contents.resolve(typed(config), artifact), needed)

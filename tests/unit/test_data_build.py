@@ -9,6 +9,7 @@ import re
 import pytest
 from artifact_helpers import scale, typed
 from score_helpers import CHATML, byte_tokenizer, write_chats
+from tests.conftest import refused
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
@@ -17,7 +18,6 @@ from pipeline.measure.client import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
 from swiftkv.distill.packing import tokenize
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}
@@ -70,7 +70,7 @@ def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out_or_is_refused
     assert len(texts) == 85 - 20 and not {chat["messages"][0]["content"] for chat in held} & set(texts)
     assert [source["held_out"] for source in record["sources"]] == [10, 10] and record["held_out"] == 20
     (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(UserError, match="every chat of the data is held out"):
+    with refused("every chat of the data is held out"):
         build(tmp_path, [sums(tmp_path, 2, name="small")], heldout=39, heldout_sources=[first], seed=3)
     assert not (tmp_path / "train.jsonl").exists()
 
@@ -109,7 +109,7 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
     (folder / "bad.arrow").write_bytes(b"ARROW1 not really")
     (folder / "bad.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a", "answer": "b"}\n')[:-12])
     for name in ("bad.arrow", "bad.jsonl.gz"):
-        with pytest.raises(UserError, match=f"{name} is damaged"):
+        with refused(f"{name} is damaged"):
             build(tmp_path, [{"name": "bad", "local": str(folder / name), **TEMPLATES}])
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -136,7 +136,7 @@ def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, s
     form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
     assert f"1 of 100 chats are left out; the first: record 0 of data source 'c' {form}" in capsys.readouterr().out
     source["local"] = write_lines(tmp_path / "c.jsonl", [bad] * 2 + [good] * 98)
-    with pytest.raises(UserError, match="2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
+    with refused("2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
         draw_heldout([source], 1, 0, held, tmp_path / "record")
 
 
@@ -200,13 +200,13 @@ def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
 def test_damaged_chats_are_one_sentence(tmp_path, content):
     path = write_chats(tmp_path / "chats.jsonl", 1)
     path.write_text(path.read_text() + content)
-    with pytest.raises(UserError, match="chats.jsonl, line 2, is no chat"):
+    with refused("chats.jsonl, line 2, is no chat"):
         choose_chats(path, 1, 0)
     path.write_text("")
-    with pytest.raises(UserError, match="chats.jsonl holds no chat"):
+    with refused("chats.jsonl holds no chat"):
         choose_chats(path, 1, 0)
     path.unlink()
-    with pytest.raises(UserError, match="chats.jsonl does not exist"):
+    with refused("chats.jsonl does not exist"):
         choose_chats(path, 1, 0)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import as_trained, tiny_teacher
+from tests.conftest import as_trained, refused, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
 
 from swiftkv.distill import attention, losses
@@ -14,7 +14,6 @@ from swiftkv.distill import progress as module
 from swiftkv.distill.progress import Clock
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
-from swiftkv.errors import UserError
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 
@@ -54,7 +53,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(change, spec, said):
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         recipe(**change).check_spec(spec)
 
 
@@ -70,10 +69,10 @@ def test_steps_and_accumulation():
     assert recipe(batch_size=4, epochs=2).total_steps(10) == 5
     assert recipe(batch_size=4, max_steps=50, training_share=0.25).total_steps(10) == 12
     assert recipe(batch_size=4, epochs=2, training_share=0.01).total_steps(10) == 1
-    with pytest.raises(UserError, match="too few"):
+    with refused("too few"):
         recipe(batch_size=32, epochs=1).total_steps(10)
     assert recipe(batch_size=8, micro_batch_size=2).accumulation(2) == 2
-    with pytest.raises(UserError, match="not a multiple"):
+    with refused("not a multiple"):
         recipe(batch_size=8, micro_batch_size=2).accumulation(3)
 
 
@@ -290,7 +289,7 @@ def test_choice_of_attention(capability, changes, has_flash, expected, monkeypat
     monkeypatch.setattr(attention, "is_torch_flex_attn_available", lambda: True)
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     if " " in expected:
-        with pytest.raises(UserError, match=expected):
+        with refused(expected):
             attention.choose(recipe(**changes))
     else:
         assert attention.choose(recipe(**changes)) == expected

@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from tests.conftest import refused
 from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, stage, tokenizer
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Packing
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
@@ -69,7 +69,7 @@ def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
     arrays, counts = pack([sample], 64, 0, 0)
     write_packed(tmp_path / "rows", arrays, counts)
     assert PackedRows(tmp_path / "rows").rows == 1
-    with pytest.raises(UserError, match="assistant's tokens in 1 of 1 chats; use logits_tokens: all"):
+    with refused("assistant's tokens in 1 of 1 chats; use logits_tokens: all"):
         PackedRows(tmp_path / "rows", assistant=True)
 
 
@@ -81,8 +81,8 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     config = {"max_position_embeddings": 30}
     write_json(tmp_path / "config.json", config)
     write_json(tmp_path / "source.json", {"name": "m", "path": str(tmp_path)})
-    long, refused = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
-    chats = [CHAT] * 98 + [long, refused]
+    long, wrong = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
+    chats = [CHAT] * 98 + [long, wrong]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     arguments = {
         "--model-source": tmp_path / "source.json",
@@ -97,8 +97,8 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     description = PackedRows(tmp_path / "rows").description
     assert [description[key] for key in ("samples", "too_long", "longest", "refused")] == [98, 1, 30, 1]
     assert description["chat_date"] == "2024-07-26"
-    with pytest.raises(UserError, match=re.escape(f"2 of 101 {sentence}. At most 1% may be")):
-        tokenize(strict, [*chats, refused])
+    with refused(re.escape(f"2 of 101 {sentence}. At most 1% may be")):
+        tokenize(strict, [*chats, wrong])
 
 
 def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):
@@ -111,7 +111,7 @@ def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):
     content = (tmp_path / "rows").read_bytes()
     for name, damaged in {"short": content[:-100], "text": b"not tensors at all", "empty": b""}.items():
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(UserError, match=name):
+        with refused(name):
             PackedRows(tmp_path / name)
-    with pytest.raises(UserError, match="does not exist"):
+    with refused("does not exist"):
         PackedRows(tmp_path / "nothing")

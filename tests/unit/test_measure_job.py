@@ -4,6 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from tests.conftest import refused
 from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
 
 import pipeline.records
@@ -13,7 +14,6 @@ from pipeline.measure.client import rate_result
 from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.job import ServingSettings, measure_points
 from pipeline.measure.point import Device
-from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
@@ -129,7 +129,7 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
             raise error("no steps with the whole batch")
 
     asked.fail = fail
-    with pytest.raises(UserError, match="steps failed: no steps with the whole batch; kept: long, short"):
+    with refused("steps failed: no steps with the whole batch; kept: long, short"):
         scale.run("short", "steps", "long")
     assert not (scale.folder / "serving").exists()
     asked.fail = lambda what: None
@@ -144,7 +144,7 @@ def test_an_engine_that_never_starts_is_not_tried_for_every_point(scale, asked):
             raise EngineFailure("no module named x")
 
     asked.fail = fail
-    with pytest.raises(UserError, match="long, short failed: no module named x; not tried: steps"):
+    with refused("long, short failed: no module named x; not tried: steps"):
         scale.run("short", "long", "steps")
     assert len(asked.starts()) == 2
 
@@ -229,7 +229,7 @@ def test_a_server_that_died_is_the_reason_that_is_said(scale, asked):
         )
 
     asked.fail = lambda what: fail(what) if what[0] != START else None
-    with pytest.raises(UserError, match="slow failed: the server died"):
+    with refused("slow failed: the server died"):
         scale.run("slow")
 
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 from score_helpers import byte_tokenizer
+from tests.conftest import refused
 from tests.unit.measure_helpers import REPORT, point
 
 from pipeline.measure.client import chat_prompts, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, of_runs, search, sustained
-from swiftkv.errors import UserError
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came():
@@ -56,7 +56,7 @@ def test_chats_go_through_the_template(tmp_path):
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
     opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]
     assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
-    with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
+    with refused("no chat whose opening fits into 3 tokens"):
         chat_prompts(tmp_path / "m", chats, 3, 0)
 
 

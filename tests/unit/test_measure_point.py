@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from score_helpers import byte_tokenizer
-from tests.conftest import tiny_swiftkv
+from tests.conftest import refused, tiny_swiftkv
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
@@ -20,7 +20,6 @@ from pipeline.measure.run import cost, headline
 from pipeline.measure.turns import OWN
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -64,7 +63,7 @@ def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
 @pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
 def test_sequence_length_is_rounded_and_never_beyond_the_model(prompt, output, length):
     assert point("kv_capacity", input_tokens=prompt, output_tokens=output).max_model_len(LLAMA) == length
-    with pytest.raises(UserError, match="8193 positions, but the model has 8192"):
+    with refused("8193 positions, but the model has 8192"):
         point("kv_capacity", input_tokens=8000, output_tokens=193).max_model_len(LLAMA)
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from tests.conftest import randomise_biases, tiny_teacher
+from tests.conftest import randomise_biases, refused, tiny_teacher
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -58,7 +57,7 @@ def test_weights_are_shared_with_the_teacher(architecture, tie):
 
 def test_unsupported_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32))
-    with pytest.raises(UserError, match="'gpt2'.*llama"):
+    with refused("'gpt2'.*llama"):
         rewire(model, SwiftKVSpec(2, 1))
 
 

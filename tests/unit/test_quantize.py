@@ -3,10 +3,9 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import as_trained, in_pieces, randomise_biases, tiny_swiftkv, tiny_teacher
+from tests.conftest import as_trained, in_pieces, randomise_biases, refused, tiny_swiftkv, tiny_teacher
 from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
 
-from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.kv_cache import new_cache, round_trip
@@ -145,7 +144,7 @@ def test_another_scheme_or_tensor_is_refused(folders, tmp_path, scheme, tensors,
     changed = {f"model.layers.2.mlp.up_proj.{name}": tensor for name, tensor in tensors.items()}
     weights = load_file(folders / "fp8/model.safetensors") | changed
     save_file({name: weight for name, weight in weights.items() if weight is not None}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=sentence):
+    with refused(sentence):
         load_base(tmp_path)
 
 

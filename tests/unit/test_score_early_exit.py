@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from score_helpers import SPEC, byte_tokenizer, write_chats
+from tests.conftest import refused
 
 from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
@@ -103,9 +104,9 @@ def test_the_record(place):
 def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
     save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")
-    with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
+    with refused("plain has no early exit head; train a variant with early_exit: true"):
         measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, EarlyExit(**SETTINGS), output)
-    with pytest.raises(UserError, match="of another spec"):
+    with refused("of another spec"):
         measured(place, replace(EXIT, num_key_value_layers=2))
     assert not output.exists()
 
@@ -116,5 +117,5 @@ def test_questions_are_tokenized_before_anything_is_measured(place, monkeypatch)
 
     monkeypatch.setattr("pipeline.score.early_exit.opening", refuse)
     monkeypatch.setattr("pipeline.score.early_exit.agreement", lambda *_: pytest.fail("measured"))
-    with pytest.raises(UserError, match="refuses the question"):
+    with refused("refuses the question"):
         measured(place)

@@ -7,11 +7,10 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
-from tests.conftest import tiny_swiftkv, tiny_teacher
+from tests.conftest import refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.score import lm as module
 from pipeline.score.lm import CachedLM
-from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.quantize.kv_cache import new_cache
 from swiftkv.spec import SwiftKVSpec
@@ -92,10 +91,10 @@ def test_what_is_no_number_is_no_answer():
     model = tiny_teacher(**SHAPE)
     model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
     lm = CachedLM(model, byte_tokenizer(), batch_size=2)
-    with pytest.raises(UserError, match="a log-likelihood is nan: the weights are damaged"):
+    with refused("a log-likelihood is nan: the weights are damaged"):
         lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     settings = {"until": [], "max_gen_toks": 3, "do_sample": False}
-    with pytest.raises(UserError, match="the logits of an answer are NaN: the weights are damaged"):
+    with refused("the logits of an answer are NaN: the weights are damaged"):
         lm.generate_until(requests("generate_until", [(PREFIX, settings)]), disable_tqdm=True)
 
 

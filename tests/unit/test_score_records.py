@@ -12,6 +12,7 @@ import lm_eval.tasks
 import pytest
 import torch
 from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry
+from tests.conftest import refused
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
 from pipeline.score import fetch
@@ -19,7 +20,6 @@ from pipeline.score.lm import CachedLM
 from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.served import check_task
 from pipeline.score.tasks import build_benchmark, read_table
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
 
@@ -130,7 +130,7 @@ def test_columns_are_made_of_the_record(tmp_path):
         file.write(json.dumps({"doc": {"query": "a", "choices": ["b"]}}) + "\n")
     assert read_table(tmp_path / "t.jsonl.gz", {"text": "{{ query }} {{ choices[0] }}"})["text"] == ["a b"]
     assert read_table(arrow_file(tmp_path), {"both": "{{ option1 }}/{{ option2 }}"})["both"][0] == "Ann/Bea"
-    with pytest.raises(UserError, match="do not fit the records .*'answer' is undefined"):
+    with refused("do not fit the records .*'answer' is undefined"):
         read_table(tmp_path / "t.jsonl.gz", {"text": "{{ answer }}"})
 
 
@@ -156,7 +156,7 @@ GSM8K = TASKS["gsm8k"]
 @pytest.mark.parametrize("settings", [{"do_sample": True, "temperature": 0.5}, {"temperature": 0.5}])
 def test_a_task_that_samples_is_refused(settings):
     check_task("t", {"do_sample": False, "temperature": 0.5, "until": []})
-    with pytest.raises(UserError, match="samples"):
+    with refused("samples"):
         check_task("t", settings)
 
 
@@ -164,9 +164,9 @@ def test_scoring_says_what_it_lacks(source, tmp_path):
     # Asked first, while no other model holds the memory.
     tasks = {"transformers": GSM8K, "vllm": GSM8K | {"engine": {"gpus": 0}}}
     outputs = [tmp_path / f"{name}.json" for name in tasks]
-    with pytest.raises(UserError, match="needs --engine-log"):
+    with refused("needs --engine-log"):
         measure_scores(source, None, "baseline", None, "auto", tasks, 0, outputs)
-    with pytest.raises(UserError, match="fetched to"):
+    with refused("fetched to"):
         measure_scores(source, None, "v", None, "auto", {"t": GSM8K | {"source": None}}, 0, outputs[:1])
     assert not any(output.exists() for output in outputs)
 
@@ -202,7 +202,7 @@ def test_they_are_scored_offline_unless_they_were_damaged(fetched, source, tmp_p
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
     os.truncate(fetched / "000/validation/data-00000-of-00001.arrow", 300)
-    with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
+    with refused("missing or damaged .*; delete it and run again"):
         build_benchmark(WINOGRANDE, 3, fetched)
 
 
@@ -219,7 +219,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
     for source in (None, {"hub": "truthfulqa/truthful_qa"}):
-        with pytest.raises(UserError, match="truthfulqa/truthful_qa.*cannot be reached"):
+        with refused("truthfulqa/truthful_qa.*cannot be reached"):
             fetch_from(source, tmp_path)
         assert not (tmp_path / "q").exists()
     fetch_from({"hub": "google/IFEval", "optional": True}, tmp_path, "ifeval")

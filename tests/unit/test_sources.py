@@ -10,11 +10,10 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
-from tests.conftest import GGUF
+from tests.conftest import GGUF, refused
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
 CHATS = {"hub": "org/chats"}
@@ -80,7 +79,7 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path):
         tmp_path / "m.json",
     )
     for folder in (mine, tmp_path / "no"):
-        with pytest.raises(UserError, match="no tokenizer with a chat template"):
+        with refused("no tokenizer with a chat template"):
             resolve_model("mine", "Mine", source, output, {"local": str(folder)})
         assert not output.exists()
     owner = {"local": str(tmp_path / "instruct")}
@@ -122,11 +121,11 @@ def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kin
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     described = ("org/mine", "abc", False)
     if kind == "gemma2":
-        with pytest.raises(UserError, match="'gemma2'"):
+        with refused("'gemma2'"):
             resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
         assert fetched == [described] and not output.exists()
         return
-    with pytest.raises(UserError, match="no tokenizer with a chat template"):
+    with refused("no tokenizer with a chat template"):
         resolve_model("m", "M", {"hub": "org/mine"}, output, {"local": str(tmp_path)}, 2)
     assert fetched == []
     resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
@@ -167,7 +166,7 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     answer(monkeypatch, errors.OfflineModeIsEnabled("no network"))
     record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "m.json")
     assert record["resolved"] == "abc" and (tmp_path / "base").readlink() == cached / "snapshots/abc"
-    with pytest.raises(UserError, match="'org/other'.*cannot be reached.*`local` source"):
+    with refused("'org/other'.*cannot be reached.*`local` source"):
         resolve_model("m", "M", {"hub": "org/other"}, tmp_path / "other.json")
 
 
