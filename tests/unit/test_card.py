@@ -53,11 +53,8 @@ def test_what_was_not_measured_or_is_of_this_machine_is_left_out(card, tmp_path)
     assert "| base model | mine |" in text and "/home" not in text and "temperature" not in text
 
 
-def test_a_training_knows_no_closeness(card):
-    _, text = card(fidelity=None)
-    assert first_cells(text) == ["base model", "trained", "training"] and "held-out" not in text
-
-
 def test_a_model_that_was_trained_as_it_is_has_nothing_of_swiftkv(card):
+    """Nor has a card closeness that was not measured."""
     metadata, text = card(fidelity=None, spec=None)
+    assert "held-out" not in text
     assert "tags" not in metadata and "swiftkv.models" not in text and first_cells(text) == ["base model", "training"]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tests.conftest import as_trained, refused, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
+from torch.testing import assert_close
 
 from swiftkv.distill import attention, losses
 from swiftkv.distill import progress as module
@@ -162,12 +163,12 @@ def test_step_is_the_plain_two_model_loss(architecture, spec, changes, monkeypat
         expected[2] = plain(early_logits(student, found.hidden_states[3]))
     if not settings.hidden_state_weight:
         expected[1] = torch.tensor(0.0)
-    torch.testing.assert_close(parts, torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+    assert_close(parts, torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
     whole = settings.logits_weight * (expected[0] + expected[2]) + 3 * expected[1]
-    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-6)
+    assert_close(total, whole, rtol=1e-4, atol=1e-6)
     whole.backward()
     for name, parameter in student.swiftkv_parameters().items():
-        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
+        assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +189,8 @@ def test_logits_of_the_assistants_tokens_only(loss, tokens):
     step = DistillationStep(base, SPEC, recipe(loss=loss, logits_tokens=tokens, **hidden))
     whole = DistillationStep(base, SPEC, recipe(loss=loss, **hidden))
     masked, parts = step(ids, positions, weights, assistant_mask=assistant)
-    torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
-    torch.testing.assert_close(parts[1], whole(ids, positions, weights)[1][1])
+    assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
+    assert_close(parts[1], whole(ids, positions, weights)[1][1])
     assert masked < whole(ids, positions, weights)[0]
 
 
@@ -202,7 +203,7 @@ def test_own_key_values_train_with_recomputed_layers_too(architecture):
         loss, _ = step(*batch(), assistant_mask=assistant)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in step.student.swiftkv_parameters().values())])
-    torch.testing.assert_close(*found)
+    assert_close(*found)
 
 
 @pytest.fixture
@@ -342,5 +343,5 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     monkeypatch.setattr(masking_utils, "create_block_mask", lambda _compile, **k: create_block_mask(**k))
     monkeypatch.setattr(attention, "choose", lambda *_: name)
     monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", set_name)
-    torch.testing.assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
+    assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
     assert used == [attention.PACKED] * 2 + [name] * 2

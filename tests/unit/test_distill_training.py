@@ -23,6 +23,7 @@ from tests.unit.distill_helpers import (
     tensors,
     train,
 )
+from torch.testing import assert_close
 
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe, Teaching
@@ -42,7 +43,7 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
     assert expected[-1] < 0.8 * expected[0]
     saved = tensors(finished)
     for name, parameter in step.student.named_parameters():
-        torch.testing.assert_close(saved[name], parameter, rtol=0, atol=2e-4)
+        assert_close(saved[name], parameter, rtol=0, atol=2e-4)
 
 
 def test_losses_are_the_golden_ones(finished):
@@ -114,7 +115,7 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, fine_tuned):
     assert type(saved) is type(model) and load_tokenizer(fine_tuned / "checkpoint").chat_template == TEMPLATE
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)
+        assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)
     assert read_json(fine_tuned / "record.json")["spec"] is None
 
 

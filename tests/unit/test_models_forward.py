@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.conftest import LATENT, in_pieces, randomise_biases, refused, tiny_swiftkv, tiny_teacher
+from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -80,7 +81,7 @@ def test_equations(architecture, layers, group, heads, other, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads, **changes)
     randomise_biases(model)
     expected = as_equations(model, tiny_teacher(architecture, **changes))(tokens).logits
-    torch.testing.assert_close(model(tokens).logits, expected, **ROUNDING)
+    assert_close(model(tokens).logits, expected, **ROUNDING)
 
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
@@ -89,7 +90,7 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
     cache = DynamicCache(config=model.config)
-    torch.testing.assert_close(in_pieces(model, tokens, [9, 7, 1, 1, 1, 5], cache), full, **ROUNDING)
+    assert_close(in_pieces(model, tokens, [9, 7, 1, 1, 1, 5], cache), full, **ROUNDING)
     kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
     assert list(kept) == [*range(layers), *model.spec.owners]  # one cache a group
     if architecture == "deepseek_v2":
@@ -130,10 +131,10 @@ def test_sliding_windows(architecture, group, window, tokens):
     wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
     model = tiny_swiftkv(architecture, 2, group, **window)
     full = model(tokens, use_cache=False).logits
-    torch.testing.assert_close(full[:, :6], wide[:, :6])
+    assert_close(full[:, :6], wide[:, :6])
     assert not torch.allclose(full[:, 8:], wide[:, 8:], atol=1e-2)
     cache = DynamicCache(config=model.config)
-    torch.testing.assert_close(in_pieces(model, tokens, [9, 1, 1, 8, 5], cache), full, **ROUNDING)
+    assert_close(in_pieces(model, tokens, [9, 1, 1, 8, 5], cache), full, **ROUNDING)
     with refused("layers 2 to 4"):  # with and without a window, they share no keys
         tiny_swiftkv("qwen2", 2, 3, **MIXED)
 
@@ -153,12 +154,12 @@ def test_packing_does_not_leak(architecture, student, tokens):
     perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
     # Experts compute the tokens of all samples together, so other neighbors may change how their sums are rounded.
     bound = ROUNDING if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
-    torch.testing.assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
+    assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
     assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)
     decoder.config.swiftkv = student
     for start, stop in ((0, 10), (10, 24)):
         alone = decoder(tokens[:, start:stop], use_cache=False).last_hidden_state
-        torch.testing.assert_close(packed[:, start:stop], alone, **ROUNDING)
+        assert_close(packed[:, start:stop], alone, **ROUNDING)
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_prefill_stops_at_layer_l(architecture, padding, tokens, attention_calls
     full, prefill = (model(tokens, attention_mask=mask, use_cache=True, logits_to_keep=keep) for keep in (0, 1))
     assert [rows for _, rows, _, _ in attention_calls] == [24] * (L + 2) + [1] * 4
     assert all(keys == 24 for *_, keys in attention_calls)
-    torch.testing.assert_close(prefill.logits, full.logits[:, -1:], **ROUNDING)
+    assert_close(prefill.logits, full.logits[:, -1:], **ROUNDING)
     for ours, theirs in zip(prefill.past_key_values.layers, full.past_key_values.layers, strict=True):
         assert ours.get_seq_length() == theirs.get_seq_length()
         if ours.get_seq_length():
@@ -238,13 +239,13 @@ def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     expected = by_parts(shared, ids)
     assert (shared(ids).logits[0, PROMPT - 1 :] - expected).abs().max() > 1e-3
     answering = torch.arange(TOKENS)[None] >= PROMPT - 1
-    torch.testing.assert_close(own(ids, full_depth=answering).logits[0, PROMPT - 1 :], expected, **CLOSE)
+    assert_close(own(ids, full_depth=answering).logits[0, PROMPT - 1 :], expected, **CLOSE)
     cache = DynamicCache(config=own.config)
     parts = [ids[:, :PROMPT], *ids[:, PROMPT:].split(1, dim=1)]
     rows = [own(part, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1] for part in parts]
-    torch.testing.assert_close(torch.stack(rows), expected, **CLOSE)
+    assert_close(torch.stack(rows), expected, **CLOSE)
     # A model that runs all layers for every token is the teacher. Nothing is made on another device than its own.
     with torch.device("meta"):
-        torch.testing.assert_close(own(ids).logits, teacher(ids).logits, **CLOSE)
+        assert_close(own(ids).logits, teacher(ids).logits, **CLOSE)
     with pytest.raises(ValueError, match="say which tokens run all layers"):
         own.model(ids)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.conftest import randomise_biases, refused, tiny_teacher
+from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from swiftkv.models import rewire
@@ -17,13 +18,13 @@ def test_start_values(grouped_query, group):
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
     added, original = rewire(teacher, spec).swiftkv_parameters(), teacher.state_dict()
-    torch.testing.assert_close(added.pop("model.norm_swiftkv.weight"), teacher.model.layers[2].input_layernorm.weight)
+    assert_close(added.pop("model.norm_swiftkv.weight"), teacher.model.layers[2].input_layernorm.weight)
     for name, value in added.items():
         _, _, first, rest = name.replace("_swiftkv", "").split(".", 3)
         # Queries are the layer's own, keys and values the mean of the group's.
         members = [int(first)] if rest.startswith("self_attn.q_") else spec.groups[spec.owners.index(int(first))]
         expected = torch.stack([original[f"model.layers.{member}.{rest}"] for member in members]).mean(0)
-        torch.testing.assert_close(value.detach(), expected, atol=1e-6, rtol=0)
+        assert_close(value.detach(), expected, atol=1e-6, rtol=0)
 
 
 @torch.no_grad()
@@ -33,11 +34,11 @@ def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, 
     merged, own = rewire(teacher, SwiftKVSpec(L, 5, 1, 2)), teacher.model.layers[5].self_attn.k_proj
     found, original = merged.model.layers[5].self_attn.k_proj_swiftkv, dict(own.named_parameters())
     for kind, values in found.named_parameters():
-        torch.testing.assert_close(values, original[kind].unflatten(0, (2, 2, 8)).mean(1).flatten(0, 1))
+        assert_close(values, original[kind].unflatten(0, (2, 2, 8)).mean(1).flatten(0, 1))
     model = rewire(teacher, SwiftKVSpec(L, 2, 2, 8))
     assert model.model.layers[2].self_attn.k_proj_swiftkv.weight.shape == (64, 64)
     expected = rewire(teacher, SwiftKVSpec(L, 2, 2))(tokens).logits
-    torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
+    assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import as_trained, in_pieces, randomise_biases, refused, tiny_swiftkv, tiny_teacher
 from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
+from torch.testing import assert_close
 
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
@@ -68,7 +69,7 @@ def test_one_layer_is_the_product_of_the_rounded_numbers(dtype, biased):
     assert output.dtype == dtype and bool(((output.double() - expected).abs() <= bound.clamp(min=1e-5)).all())
     gradient = torch.randn(output.shape, generator=generator).to(dtype)
     output.backward(gradient)
-    torch.testing.assert_close(states.grad, gradient @ dense_weight(layer, dtype), rtol=0, atol=0)
+    assert_close(states.grad, gradient @ dense_weight(layer, dtype), rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -101,7 +102,7 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_roun
     model, stored = rewire(teacher, SPEC), load_file(folders / "rounded/model.safetensors")
     names = [f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (3, 4)]
     expected = (stored[names[0]] + stored[names[1]]) / 2
-    torch.testing.assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
+    assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
     query = model.model.layers[5].self_attn.q_proj_swiftkv.weight
     assert torch.equal(query, stored["model.layers.5.self_attn.q_proj.weight"])
     trained = as_trained(model).swiftkv_parameters()
@@ -109,7 +110,7 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_roun
     saved = load_file(student_folder / "model.safetensors")
     for name in (name for name in trained if f"{name}_scale" in saved):
         found = saved[name].float() * saved[f"{name}_scale"]
-        torch.testing.assert_close(found, trained[name].detach(), rtol=2**-4, atol=1e-3)
+        assert_close(found, trained[name].detach(), rtol=2**-4, atol=1e-3)
     assert sum(f"{name}_scale" in saved for name in trained) == 7
 
 
@@ -177,4 +178,4 @@ def test_decoding_equals_the_full_forward(architecture, tokens):
         )
         assert not torch.allclose(full, exact, rtol=1e-3)
         bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
-        torch.testing.assert_close(pieces, full, rtol=bound, atol=bound)
+        assert_close(pieces, full, rtol=bound, atol=bound)

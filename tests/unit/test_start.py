@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 from tests.conftest import randomise_biases, refused, tiny_teacher
 from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, packed_stage, run, train
+from torch.testing import assert_close
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
@@ -90,7 +91,7 @@ def test_a_teacher_over_several_gpus_has_no_mask_that_stays_on_the_first(inputs,
     name, found = teacher(2)
     assert (one, name) == (attention.PACKED, attention.MASKED)
     for layer, hidden in found.items():
-        torch.testing.assert_close(hidden, expected[layer], rtol=1e-4, atol=1e-5)
+        assert_close(hidden, expected[layer], rtol=1e-4, atol=1e-5)
 
 
 def test_sums_are_those_of_the_text(inputs):
@@ -117,7 +118,7 @@ def test_sums_are_those_of_the_text(inputs):
     assert sorted(found.cross) == [(2, 2), (2, 3), (2, 4), (2, 5)]
     pairs = [(found.covariance[2], covariance), (found.gram[2, 4], gram), (found.cross[2, 4], cross)]
     for sums, expected in [*pairs, (found.energy[2], energy), (found.final[2], final)]:
-        torch.testing.assert_close(sums.total(), expected, rtol=1e-4, atol=1e-4)
+        assert_close(sums.total(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +138,14 @@ def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes,
     decoder = rewire(teacher, SwiftKVSpec(L, 2)).model
     positions = torch.cat([torch.arange(sample.shape[1]) for sample in samples])[None]
     found = received_attention(decoder, 3, torch.cat(hidden, dim=1), positions)
-    torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-5)
+    assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_two_ranks_gather_the_same_bits(inputs, tmp_path):
     done = run(packed_stage("moments", inputs, Fitting, tmp_path / "ranks", [1, 2, 3, 4, 5], ranks=2))
     assert done.returncode == 0, done.stderr
     found, expected = (load_file(file) for file in (tmp_path / "ranks", inputs / "moments.safetensors"))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "deepseek_v2"])
@@ -156,7 +157,7 @@ def test_a_fit_finds_the_layer_s_own_projections_and_improves_the_others(archite
     copied = rewire(teacher, spec).model
     states = copied.norm_swiftkv(hidden[2])
     own = fitted.layers[2].self_attn
-    torch.testing.assert_close(project(own, states, "_swiftkv"), project(own, states), rtol=1e-3, atol=1e-2)
+    assert_close(project(own, states, "_swiftkv"), project(own, states), rtol=1e-3, atol=1e-2)
     for layer in (3, 4, 5):
         target = teacher_key_value(teacher, hidden, layer)
         errors = [
@@ -182,7 +183,7 @@ def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(tmp
     spec = SwiftKVSpec(L, 2, early_exit=True)
     model = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2)))
     expected = teacher.lm_head(hidden[FINAL])
-    torch.testing.assert_close(early_logits(model, hidden[2]), expected, rtol=1e-3, atol=1e-3)
+    assert_close(early_logits(model, hidden[2]), expected, rtol=1e-3, atol=1e-3)
     copied = early_logits(rewire(teacher, spec), hidden[2])
     assert (copied - expected).abs().max() > 0.5
 
@@ -202,7 +203,7 @@ def test_keys_that_differ_by_rotations_are_shared_without_loss():
     for layer in range(3):
         before = scores(queries, keys[layer], inputs, shared)
         after = scores(turn_queries(queries, factors[layer]), one, inputs, shared)
-        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+        assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
 def scores(query, key, inputs, shared):
