@@ -5,35 +5,31 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 
-def environment(path: Iterable[Path] = (), **variables: str) -> dict[str, str]:
+def environment(path=(), **variables):
     """This one's, with programs of `path` and of this Python first; the hub is not asked."""
     places = os.pathsep.join(map(str, [*path, Path(sys.executable).parent, os.environ["PATH"]]))
     return os.environ | {"PATH": places, "HF_HUB_OFFLINE": "1"} | variables
 
 
-def run(
-    *words: Any, cwd: Path | None = None, path: Iterable[Path] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(*words, cwd=None, path=(), **variables):
     command = [str(word) for word in words]
     return subprocess.run(command, cwd=cwd, env=environment(path, **variables), capture_output=True, text=True)
 
 
-def write_program(path: Path, script: str) -> Path:
+def write_program(path, script):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-def snakemake(*words: Any) -> subprocess.CompletedProcess[str]:
+def snakemake(*words):
     """Run Snakemake in this process, which need not import everything anew."""
     from snakemake import cli
     from snakemake.logging import logger

@@ -7,7 +7,6 @@ there are, what each weighs, and the length of the index. Sizes leave open the d
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ TINY = dict(
 )
 
 
-def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True) -> dict[str, torch.Tensor]:
+def tensors(config, dtype, teacher_qkv=True):
     """Name, shape and dtype (of all but FP8 weights) of every tensor, written out here independently of the models.
 
     `teacher_qkv`: with the teacher's projections of layers >= l, as all published ones are.
@@ -67,7 +66,7 @@ def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True
     size = config.get("head_dim", hidden // heads)
     rows = {"q": heads * size, "k": config["num_key_value_heads"] * size, "v": config["num_key_value_heads"] * size}
     first, group = config["num_key_value_layers"], config["key_value_group_size"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config["vocab_size"], hidden)}
+    shapes = {"model.embed_tokens": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
         attention, layer = f"model.layers.{index}.self_attn", f"model.layers.{index}"
         if index < first or teacher_qkv:
@@ -89,7 +88,7 @@ def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True
     return made
 
 
-def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def random_like(tensors):
     """Numbers of a size that answers differ with: norms around 1, FP8 weights with scales that make them alike."""
     generator = torch.Generator().manual_seed(4)
     made = {}
@@ -101,7 +100,7 @@ def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return made
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], files: int = 1) -> Path:
+def write(folder, config, tensors, files=1):
     """A checkpoint of `files` files with an index, or of one without."""
     folder.mkdir()
     write_json(folder / "config.json", config)

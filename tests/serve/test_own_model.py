@@ -13,7 +13,7 @@ from pipeline.run.jobs import read_profile
 from swiftkv.io import read_json
 
 
-def readme() -> tuple[Path, Path]:
+def readme():
     """What README says becomes of an own model: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]

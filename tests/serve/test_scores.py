@@ -36,7 +36,7 @@ GREEDY = {"do_sample": False, "max_gen_toks": 12}
 
 
 @pytest.fixture(scope="module")
-def requests(prompts, tokenizer) -> list[tuple[str, dict]]:
+def requests(prompts, tokenizer):
     """Chats, and plain texts, with every kind of setting; the last prompt is longer than the model's positions.
 
     No stop sequence is part of a special token's name: HFLM would stop at that or not, by what else is in the batch.

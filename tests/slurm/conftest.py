@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +23,7 @@ def cluster(tmp_path_factory):
 class Workflow:
     """The smoke scale under profiles/slurm, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
         self.profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
@@ -53,24 +52,24 @@ class Workflow:
         del written["partitions"]["cpu"]["max_gpu"]
         (folder / "partitions.yaml").write_text(yaml.safe_dump(written))
 
-    def write(self) -> None:
+    def write(self):
         for name in ("profile", "override"):
             (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(getattr(self, name), sort_keys=False))
 
-    def command(self, *arguments: Any) -> list[str]:
+    def command(self, *arguments):
         self.write()
         words = [Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", *arguments]
         return [str(word) for word in [*words, "--directory", self.folder, "--profile", self.folder]]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """What it runs in; a thread a process, for a machine with fewer cores than the cluster pretends to have."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", PRETEND: "1"}
 
-    def run(self, *arguments: Any) -> subprocess.CompletedProcess:
+    def run(self, *arguments):
         return subprocess.run(self.command(*arguments), env=self.environment(), capture_output=True, text=True)
 
-    def start(self, *arguments: Any) -> subprocess.Popen:
+    def start(self, *arguments):
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         return subprocess.Popen(self.command(*arguments), env=self.environment(), **quiet)
 

@@ -8,9 +8,6 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
-from swiftkv.distill.recipe import Distilling, Packing, Recipe
+from swiftkv.distill.recipe import Distilling
 from swiftkv.distill.trainer import Loop
 from swiftkv.io import write_json
 from swiftkv.models import load_any
@@ -46,7 +43,7 @@ TEMPLATE = (
 )
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     """Whitespace words; unknown ones are <unk>."""
     words = ["<pad>", "<unk>", "<end>", "<user>", "<assistant>", *(f"w{i}" for i in range(100))]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -56,14 +53,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def random_samples(count: int, longest: int, seed: int = 0) -> list[Sample]:
+def random_samples(count, longest, seed=0):
     """The second half of each is the assistant's."""
     random = np.random.default_rng(seed)
     ids = [random.integers(3, 128, random.integers(2, longest + 1)).astype(np.int32) for _ in range(count)]
     return [Sample(one, (np.arange(len(one)) >= len(one) // 2).astype(np.uint8)) for one in ids]
 
 
-def make_inputs(folder: Path) -> None:
+def make_inputs(folder):
     """model/, source.json and packed.safetensors in `folder`; transformers refuses to write the model's generation settings."""
     teacher = tiny_teacher()
     teacher.save_pretrained(folder / "model")
@@ -77,19 +74,19 @@ def make_inputs(folder: Path) -> None:
     write_packed(folder / "packed.safetensors", arrays, counts)
 
 
-def settings(part: type[Packing], changes: dict | None = None) -> str:
+def settings(part, changes=None):
     """Those settings of a recipe that a class has, as JSON."""
     return json.dumps({name: value for name, value in (RECIPE | (changes or {})).items() if name in part.model_fields})
 
 
 def command(
-    inputs: Path,
-    output: Path,
-    recipe: dict | None = None,
-    spec: dict | None = SPEC,
-    ranks: int = 1,
-    moments: bool = False,
-) -> list[str]:
+    inputs,
+    output,
+    recipe=None,
+    spec=SPEC,
+    ranks=1,
+    moments=False,
+):
     arguments = {
         "--model-source": inputs / "source.json",
         "--variant": "v",
@@ -111,9 +108,7 @@ def command(
     return stage("distill", arguments, ranks)
 
 
-def packed_stage(
-    name: str, inputs: Path, part: type[Packing], output: Path, layers: Iterable[int], **more: Any
-) -> list[str]:
+def packed_stage(name, inputs, part, output, layers, **more):
     """A stage that reads packed rows, for some layers; `more` are changes of the recipe, and the number of ranks."""
     ranks, data = more.pop("ranks", 1), inputs / "packed.safetensors"
     options = {
@@ -125,12 +120,12 @@ def packed_stage(
     return [*stage(name, options, ranks), "--layers", *map(str, layers)]
 
 
-def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
+def stage(name, options, ranks=1):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launcher, *STAGE, name, *(str(word) for pair in options.items() for word in pair)]
 
 
-def run(words: list[str], **changes: str) -> subprocess.CompletedProcess:
+def run(words, **changes):
     """Run a program to its end. A stage that needs no environment of its own is forked from a process that has imported
     its libraries, which takes seconds."""
     if changes or tuple(words[1:3]) != STAGE:
@@ -144,7 +139,7 @@ def run(words: list[str], **changes: str) -> subprocess.CompletedProcess:
         return subprocess.CompletedProcess(words, process.exitcode, printed.read(), said.read())
 
 
-def run_stage(words: list[str], printed: str, said: str) -> None:
+def run_stage(words, printed, said):
     """Be `python -m pipeline.stages` with some words; stdout and stderr go to files."""
     for number, name in ((1, printed), (2, said)):
         os.dup2(os.open(name, os.O_WRONLY), number)
@@ -152,26 +147,26 @@ def run_stage(words: list[str], printed: str, said: str) -> None:
     runpy.run_module("pipeline.stages", run_name="__main__")
 
 
-def train(inputs: Path, output: Path, **arguments) -> str:
+def train(inputs, output, **arguments):
     done = run(command(inputs, output, **arguments))
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def log(folder: Path) -> list[dict[str, float]]:
+def log(folder):
     with (folder / "log.csv").open(newline="") as file:
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     return [row["loss"] for row in log(folder)]
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+def tensors(folder):
     return load_any(folder / "checkpoint", torch.float32).state_dict()
 
 
-def assert_alike(one: Path, other: Path, loss: float = 0.0, weight: float = 0.0) -> None:
+def assert_alike(one, other, loss=0.0, weight=0.0):
     """Two finished trainings differ by so much at most; by nothing, they are the same bits."""
     for row, expected in zip(log(one), log(other), strict=True):
         for name in ("step", "loss", "logits_loss", "early_exit_loss"):
@@ -180,12 +175,12 @@ def assert_alike(one: Path, other: Path, loss: float = 0.0, weight: float = 0.0)
 
 
 def plain_adamw(
-    inputs: Path,
-    recipe: Recipe,
-    trained: Iterable[torch.Tensor],
-    steps: int,
-    loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
-) -> list[float]:
+    inputs,
+    recipe,
+    trained,
+    steps,
+    loss_of,
+):
     """Losses of optimizer steps by torch alone, on the rows [4, 64] that the trainer would read."""
     rows, trained = PackedRows(inputs / "packed.safetensors"), list(trained)
     optimizer = torch.optim.AdamW(trained, weight_decay=recipe.weight_decay)
@@ -201,10 +196,10 @@ def plain_adamw(
     return found
 
 
-def mean_loss(step: torch.nn.Module) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+def mean_loss(step):
     """Loss of a step over the counted positions of a batch."""
 
-    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(batch):
         weights = batch.pop("loss_mask")
         return step(weights=weights / weights.sum(), **batch)[0]
 

@@ -2,14 +2,12 @@
 configuration with the local scale's packaged questions, four of each."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import datasets
 import yaml
 from tests.programs import ROOT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from swiftkv.spec import SwiftKVSpec
 
@@ -21,7 +19,7 @@ SHAPE = {"vocab_size": 320, "max_position_embeddings": 16384}
 SPEC = SwiftKVSpec(6, 3, 2)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer():
     """One token a byte; 0 pads, 1 and 2 open and close a message."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
@@ -33,7 +31,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_source(model: PreTrainedModel, folder: Path) -> Path:
+def write_source(model, folder):
     """Save a base checkpoint with tokenizer and the source.json that names it; returns the latter's path."""
     model.save_pretrained(folder / "checkpoint")
     byte_tokenizer().save_pretrained(folder / "checkpoint")
@@ -44,7 +42,7 @@ def write_source(model: PreTrainedModel, folder: Path) -> Path:
     return path
 
 
-def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> Path:
+def write_chats(path, number=6, before=()):
     chats = [
         {
             "id": f"chat/{index}",
@@ -61,7 +59,7 @@ def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> P
     return path
 
 
-def arrow_file(folder: Path) -> Path:
+def arrow_file(folder):
     rows = {
         "sentence": [f"Ann met Bea and _ smiled {number}" for number in range(9)],
         "option1": ["Ann"] * 9,
@@ -77,11 +75,11 @@ PAPER, LOCAL = (
 )
 
 
-def entry(name: str, **changes: Any) -> dict[str, Any]:
+def entry(name, **changes):
     return PAPER[name] | LOCAL.get(name, {}) | {"limit": 4, "batch_size": 4} | changes
 
 
-def entries(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def entries(**changes):
     return {name.replace("_", "-"): entry(name.replace("_", "-"), **more) for name, more in changes.items()}
 
 

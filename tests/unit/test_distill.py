@@ -21,11 +21,11 @@ from swiftkv.spec import SwiftKVSpec
 SPEC, EXIT = SwiftKVSpec(6, 3, 2), SwiftKVSpec(6, 3, 2, early_exit=True)
 
 
-def recipe(**changes) -> Recipe:
+def recipe(**changes):
     return Recipe.from_dict(RECIPE | {"max_length": 32} | changes)
 
 
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(seed=0):
     """Two rows of 32 with samples of 10, 22 and of 5, 20, 7 (the last is padding)."""
     ids = torch.randint(3, 128, (2, 32), generator=torch.Generator().manual_seed(seed))
     positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((10, 22), (5, 20, 7))])
@@ -319,7 +319,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     from transformers import PreTrainedModel, masking_utils, modeling_flash_attention_utils
     from transformers.integrations import flex_attention as flex
 
-    def losses() -> list[torch.Tensor]:
+    def losses():
         steps = (
             DistillationStep(tiny_teacher(architecture), SPEC, recipe()),
             FineTuningStep(tiny_teacher(architecture), recipe(train="all", loss="lm")),
@@ -328,7 +328,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
         with torch.no_grad():  # FlexAttention has no backward pass on a CPU
             return [step(*batch())[0] for step in steps]
 
-    def set_name(model: PreTrainedModel, name: str) -> None:
+    def set_name(model, name):
         model.config._attn_implementation = name  # without asking whether the package is installed
 
     used = []

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from tests.unit.measure_helpers import alive
@@ -50,7 +49,7 @@ def fake(tmp_path):
     return lambda *options: [sys.executable, str(file), *options]
 
 
-def pids(log: Path) -> list[int]:
+def pids(log):
     """Engine and server, once the stand-in has said them."""
     for _ in range(200):
         words = log.read_text().split() if log.exists() else []

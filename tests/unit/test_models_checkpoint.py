@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 
-def write_published(folder: Path, teacher_qkv: bool, shards: int = 1) -> Path:
+def write_published(folder, teacher_qkv, shards=1):
     config = LLAMA_8B | TINY
     return write(folder, config, random_like(tensors(config, torch.float32, teacher_qkv)), shards)
 
@@ -128,12 +127,12 @@ def test_quantized_experts_are_refused(architecture, tmp_path):
         load_base(tmp_path)
 
 
-def edit_config(folder: Path, **fields) -> None:
+def edit_config(folder, **fields):
     file = folder / "config.json"
     write_json(file, read_json(file) | fields)
 
 
-def edit_tensors(folder: Path, changes: dict) -> None:
+def edit_tensors(folder, changes):
     """Replace tensors of a checkpoint; None takes one away."""
     tensors = load_file(folder / "model.safetensors") | changes
     left = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -181,7 +180,7 @@ def test_files_that_are_cut_short_or_absent(name, tmp_path):
     assert_refused(folder, name)
 
 
-def assert_refused(folder: Path, message: str) -> None:
+def assert_refused(folder, message):
     for load in (check_swiftkv, load_swiftkv):
         with refused(message) as caught:
             load(folder)

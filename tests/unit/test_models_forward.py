@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swiftkv.models import LowerState, rewire
+from swiftkv.models import rewire
 from swiftkv.models.attention import each_table
 from swiftkv.spec import SwiftKVSpec
 
@@ -208,7 +208,7 @@ def ids():
     return torch.randint(3, 128, (1, TOKENS), generator=torch.Generator().manual_seed(0))
 
 
-def cut(state: LowerState, part: slice) -> LowerState:
+def cut(state, part):
     """The state of some positions, which see all that is in its cache and those before them."""
     hidden, layers = state.hidden[:, part], state.past_key_values.layers
     held = layers[-1].get_seq_length() if layers else 0

@@ -149,7 +149,7 @@ def test_another_scheme_or_tensor_is_refused(folders, tmp_path, scheme, tensors,
         load_base(tmp_path)
 
 
-def states(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def states(dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     spread = torch.logspace(-3, 2, 7)[:, None]  # tokens of very different size
     return (torch.randn(2, 3, 7, 16, generator=generator) * spread).to(dtype)

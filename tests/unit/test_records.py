@@ -19,7 +19,7 @@ def test_others_may_read_what_was_written(tmp_path):
 
 
 def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch):
-    def git(*words: str) -> None:
+    def git(*words):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)
 
     monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))

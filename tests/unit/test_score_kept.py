@@ -3,7 +3,6 @@
 import functools
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ def passes(monkeypatch):
         number += 1
         return forward(*args, **kwargs)
 
-    def run(score, last: int | None = None) -> int:
+    def run(score, last=None):
         nonlocal number, limit
         number, limit = 0, last
         score()
@@ -46,7 +45,7 @@ def passes(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory) -> dict:
+def tasks(tmp_path_factory):
     """One task of log-likelihoods, with a number for each question, and one of generated answers."""
     folder = tmp_path_factory.mktemp("questions")
     with gzip.open(folder / "g.jsonl.gz", "wt") as file:
@@ -57,13 +56,13 @@ def tasks(tmp_path_factory) -> dict:
     return {"bits": PANEL["gsm8k-bits"] | few, "asked": TASKS["gsm8k"] | few | {"max_gen_toks": 3}}
 
 
-def score(source: Path, tasks: dict, state: Path | None, **changes) -> None:
+def score(source, tasks, state, **changes):
     outputs = [source.parent / f"{name}.json" for name in tasks]
     arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto", "seed": 3} | changes
     measure_scores(source, **arguments, tasks=tasks, outputs=outputs, state=state)
 
 
-def written(source: Path, tasks: dict) -> list[dict]:
+def written(source, tasks):
     records = [read_json(source.parent / f"{name}.json") for name in tasks]
     return [{key: value for key, value in record.items() if key != "provenance"} for record in records]
 

@@ -38,7 +38,7 @@ def model(request):
     return model
 
 
-def requests(kind: str, arguments: list) -> list[Instance]:
+def requests(kind, arguments):
     return [Instance(kind, {}, argument, number) for number, argument in enumerate(arguments)]
 
 

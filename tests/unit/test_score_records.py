@@ -24,7 +24,7 @@ from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
 
 
-def score(source: Path, name: str, task: dict, **changes) -> dict:
+def score(source, name, task, **changes):
     arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
     output = source.parent / "out.json"
     measure_scores(source, **arguments, tasks={name: task}, seed=3, outputs=[output])
@@ -47,7 +47,7 @@ def test_score_record(name, source):
     assert str(source.parent) not in json.dumps(record)
 
 
-def bits_of(model, tokenizer, prompt: str, answer: str) -> float:
+def bits_of(model, tokenizer, prompt, answer):
     """Bits per byte of an answer, by one plain forward pass."""
     context, whole = tokenizer(prompt)["input_ids"], tokenizer(prompt + answer)["input_ids"]
     with torch.inference_mode():
@@ -174,14 +174,14 @@ def test_scoring_says_what_it_lacks(source, tmp_path):
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
 
 
-def table(name: str, rows: int) -> datasets.Dataset:
+def table(name, rows):
     sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
     columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
     return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
 
 
 @pytest.fixture
-def fetched(tmp_path, monkeypatch) -> Path:
+def fetched(tmp_path, monkeypatch):
     """Questions as they are fetched of a hub that has them."""
     calls, splits = [], {"train": table("Cid", 12), "validation": table("Ann", 9)}
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
@@ -206,7 +206,7 @@ def test_they_are_scored_offline_unless_they_were_damaged(fetched, source, tmp_p
         build_benchmark(WINOGRANDE, 3, fetched)
 
 
-def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
+def fetch_from(source, folder, task="truthfulqa_mc2"):
     fetch.fetch_questions({"task": task, "source": source}, folder / "q")
 
 

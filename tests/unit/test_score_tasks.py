@@ -31,11 +31,11 @@ def test_choice_is_exact_in_size_seeded_and_without_repetition(limit):
     assert choose([2, 0, 3], None, 0) == choose([2, 0, 3], 9, 0) == [[0, 1], [], [0, 1, 2]]
 
 
-def build(task: dict, **changes):
+def build(task, **changes):
     return build_benchmark(task | changes, seed=3)
 
 
-def benchmark(name: str, **changes):
+def benchmark(name, **changes):
     return build(TASKS[name], **changes)
 
 

@@ -9,7 +9,7 @@ from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
-def layer_inputs(model, document: list[int]) -> torch.Tensor:
+def layer_inputs(model, document):
     """Inputs of every layer [L, tokens, hidden], caught where they enter."""
     caught = []
     hooks = [

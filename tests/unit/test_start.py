@@ -39,7 +39,7 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def gathered(architecture: str = "llama", layers=(2,), seed: int = 0, change=None, **shape) -> tuple:
+def gathered(architecture="llama", layers=(2,), seed=0, change=None, **shape):
     """A teacher, its hidden states on random tokens, and the sums of their moments."""
     teacher = tiny_teacher(architecture, **shape)
     if change:
@@ -56,18 +56,18 @@ def gathered(architecture: str = "llama", layers=(2,), seed: int = 0, change=Non
     return teacher, hidden, sums
 
 
-def read(sums: MomentSums, tmp_path, layer: int, ridge: float = 1e-9) -> Moments:
+def read(sums, tmp_path, layer, ridge=1e-9):
     save(tmp_path / "moments.safetensors", sums.fits(ridge), {})
     return Moments.read(tmp_path / "moments.safetensors", layer)
 
 
-def project(attention, states: torch.Tensor, suffix: str = "") -> torch.Tensor:
+def project(attention, states, suffix=""):
     """Keys before RoPE and values, or latents, [tokens, widths]."""
     names = ("k_proj", "v_proj") if hasattr(attention, "k_proj") else ("kv_a_proj_with_mqa",)
     return torch.cat([getattr(attention, name + suffix)(states) for name in names], dim=-1).flatten(0, -2)
 
 
-def teacher_key_value(teacher, hidden, layer: int) -> torch.Tensor:
+def teacher_key_value(teacher, hidden, layer):
     block = teacher.model.layers[layer]
     return project(block.self_attn, block.input_layernorm(hidden[layer]))
 

@@ -16,7 +16,7 @@ from swiftkv.io import read_json
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
 
-def can_mount() -> bool:
+def can_mount():
     command = [*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
