@@ -116,6 +116,11 @@ def tiny_swiftkv(
     return as_trained(rewire(teacher, spec))
 
 
+def random_ids(*shape, seed=0):
+    """Token ids of a tiny model, none of them special."""
+    return torch.randint(3, 128, shape, generator=torch.Generator().manual_seed(seed))
+
+
 @torch.no_grad()
 def as_trained(model):
     """A rewired model with its SwiftKV parameters moved away from their start values."""
@@ -167,4 +172,4 @@ def grouped_query(request):
 @pytest.fixture
 def tokens():
     """Token ids [2, 24], none of them special."""
-    return torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(3))
+    return random_ids(2, 24, seed=3)

@@ -7,8 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+
+
+def read_yaml(path):
+    return yaml.safe_load(path.read_text())
 
 
 def environment(path=(), **variables):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 from tests.slurm.cluster import running
 
 from pipeline.gpus import PRETEND
@@ -25,8 +25,8 @@ class Workflow:
 
     def __init__(self, folder):
         self.folder = folder
-        self.override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
-        self.profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
+        self.override = read_yaml(ROOT / "profiles/smoke/override.yaml")
+        self.profile = read_yaml(ROOT / "profiles/slurm/profile.yaml")
         gpus = {
             "tiny-random": ({"distill": 1, "score": 1, "serve": 0}, {"distill": 1}),
             "tiny-random-moe": ({"distill": 2, "score": 1, "serve": 0}, {"distill": 2}),
@@ -36,7 +36,7 @@ class Workflow:
         for recipe in self.override["recipes"].values():
             recipe["micro_batch_size"] = 1  # two ranks share a batch of two
         # vLLM looks for real GPUs where a model is served on some; here its jobs ask for one and compute on the processor.
-        site = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())["gpu_jobs"]
+        site = read_yaml(ROOT / "profiles/slurm/site.yaml")["gpu_jobs"]
         self.profile["set-resources"]["measure"] = site["resources"] | {"gpu": 1, "mem_mb": 4000}
         self.profile |= {
             "configfile": [str(ROOT / "profiles/slurm/site.yaml"), str(folder / "override.yaml")],
@@ -47,7 +47,7 @@ class Workflow:
             "slurm-init-seconds-before-status-checks": 1,  # a poll that finds nothing lets the next one wait ten more
         }
         subprocess.run(["generate-slurm-partition-config", "-o", folder / "partitions.yaml"], check=True)
-        written = yaml.safe_load((folder / "partitions.yaml").read_text())
+        written = read_yaml(folder / "partitions.yaml")
         # A partition that others use for jobs without GPUs; here it is of the same nodes.
         del written["partitions"]["cpu"]["max_gpu"]
         (folder / "partitions.yaml").write_text(yaml.safe_dump(written))

@@ -7,9 +7,8 @@ import copy
 from functools import cache
 from importlib import import_module
 
-import yaml
 from snakemake.utils import update_config
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import KINDS
@@ -37,9 +36,9 @@ def shipped(pattern):
 
 @cache
 def _scale(name):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load((ROOT / "artifacts.yaml").read_text())
+    config = read_yaml(ROOT / "config.yaml") | read_yaml(ROOT / "artifacts.yaml")
     if name:
-        update_config(config, yaml.safe_load((ROOT / f"profiles/{name}/override.yaml").read_text()))
+        update_config(config, read_yaml(ROOT / f"profiles/{name}/override.yaml"))
     return config
 
 

@@ -4,8 +4,7 @@ configuration with the local scale's packaged questions, four of each."""
 import json
 
 import datasets
-import yaml
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -70,9 +69,7 @@ def arrow_file(folder):
     return next((folder / "table").glob("*.arrow"))
 
 
-PAPER, LOCAL = (
-    yaml.safe_load((ROOT / file).read_text())["tasks"] for file in ("config.yaml", "profiles/local/override.yaml")
-)
+PAPER, LOCAL = (read_yaml(ROOT / file)["tasks"] for file in ("config.yaml", "profiles/local/override.yaml"))
 
 
 def entry(name, **changes):

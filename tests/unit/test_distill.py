@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import as_trained, refused, tiny_teacher
+from tests.conftest import as_trained, random_ids, refused, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
 from torch.testing import assert_close
 
@@ -27,7 +27,7 @@ def recipe(**changes):
 
 def batch(seed=0):
     """Two rows of 32 with samples of 10, 22 and of 5, 20, 7 (the last is padding)."""
-    ids = torch.randint(3, 128, (2, 32), generator=torch.Generator().manual_seed(seed))
+    ids = random_ids(2, 32, seed=seed)
     positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((10, 22), (5, 20, 7))])
     weights = torch.ones(2, 32)
     weights[1, 25:] = 0

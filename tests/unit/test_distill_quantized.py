@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from tests.conftest import refused
 from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, train
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, train
 
 from swiftkv.device import compute_dtype
 from swiftkv.distill.recipe import Recipe
@@ -18,15 +18,12 @@ FP8 = torch.float8_e4m3fn
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    (folder / "model").rename(folder / "plain")
-    quantize(folder / "plain", folder / "model", folder / "rounded")
-    source = read_json(folder / "source.json")
-    source["config"] = read_json(folder / "model/config.json")
-    write_json(folder / "source.json", source)
-    return folder
+def inputs(inputs):
+    (inputs / "model").rename(inputs / "plain")
+    quantize(inputs / "plain", inputs / "model", inputs / "rounded")
+    config = read_json(inputs / "model/config.json")
+    write_json(inputs / "source.json", read_json(inputs / "source.json") | {"config": config})
+    return inputs
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import LATENT, in_pieces, randomise_biases, refused, tiny_swiftkv, tiny_teacher
+from tests.conftest import LATENT, in_pieces, random_ids, randomise_biases, refused, tiny_swiftkv, tiny_teacher
 from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
@@ -20,6 +20,12 @@ L = 6
 ROUNDING = dict(atol=2e-5, rtol=1e-5)  # of sums in another order
 # (l, g, KV heads): one group a layer, a ragged last group, one group of all, and C.1's heads.
 REWIRINGS = [(3, 1, None), (2, 3, None), (1, 5, 2), (2, 4, 8)]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
 
 
 # Projections that another model of the architecture has.
@@ -54,7 +60,6 @@ def as_equations(student, teacher):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
 def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tokens):
     """A model of ordinary layers, one rewired from its last layer on before training, and a student in teacher mode."""
     teacher = tiny_teacher(architecture, dtype)
@@ -75,7 +80,6 @@ def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tokens):
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @pytest.mark.parametrize("other", [False, True])
-@torch.no_grad()
 def test_equations(architecture, layers, group, heads, other, tokens):
     changes = OTHERS.get(architecture, {}) if other else {}
     model = tiny_swiftkv(architecture, layers, group, heads, **changes)
@@ -85,7 +89,6 @@ def test_equations(architecture, layers, group, heads, other, tokens):
 
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
-@torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
@@ -126,7 +129,6 @@ MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
 @pytest.mark.parametrize(
     ("architecture", "group", "window"), [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)]
 )
-@torch.no_grad()
 def test_sliding_windows(architecture, group, window, tokens):
     wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
     model = tiny_swiftkv(architecture, 2, group, **window)
@@ -140,7 +142,6 @@ def test_sliding_windows(architecture, group, window, tokens):
 
 
 @pytest.mark.parametrize("student", [True, False])
-@torch.no_grad()
 def test_packing_does_not_leak(architecture, student, tokens):
     decoder = tiny_swiftkv(architecture, 2, 3).model
     lengths = (10, 14)
@@ -177,7 +178,6 @@ def attention_calls():
 
 
 @pytest.mark.parametrize("padding", [0, 5])
-@torch.no_grad()
 def test_prefill_stops_at_layer_l(architecture, padding, tokens, attention_calls):
     model = tiny_swiftkv(architecture, 2, 3, sliding_window=9 if architecture == "mistral" else None)
     mask = torch.ones_like(tokens)
@@ -205,7 +205,7 @@ PROMPT, TOKENS = 15, 24
 
 @pytest.fixture(scope="module")
 def ids():
-    return torch.randint(3, 128, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    return random_ids(1, TOKENS)
 
 
 def cut(state, part):
@@ -231,7 +231,6 @@ def by_parts(shared, ids):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "deepseek_v2"])
-@torch.inference_mode()
 def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     teacher = tiny_teacher(architecture).eval()
     own = rewire(teacher, SwiftKVSpec(6, 2, own_key_values=True)).eval()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from artifact_helpers import reading_result
 from score_helpers import byte_tokenizer
-from tests.conftest import tiny_teacher
+from tests.conftest import random_ids, tiny_teacher
 
 from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.reading import differences
@@ -77,7 +77,7 @@ def test_heads_that_look_back_are_told_from_each_other():
 def test_bits_are_those_of_the_whole_model(architecture, own, group, changed):
     """Only the rows of the answer are computed in layers >= l, from the unchanged model's pass where its weights are shared."""
     teacher = tiny_teacher(architecture)
-    document = Document(tuple(torch.randint(3, 128, (30,), generator=torch.Generator().manual_seed(1)).tolist()), 24)
+    document = Document(tuple(random_ids(30, seed=1).tolist()), 24)
     specs = [SwiftKVSpec(6, layer, group, own_key_values=own) for layer in (2, 4)]
     members = {spec.num_key_value_layers: rewire(teacher, spec).eval() for spec in specs}
     for model in members.values() if changed else ():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conftest import randomise_biases, refused, tiny_teacher
-from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, packed_stage, run, train
+from tests.conftest import random_ids, randomise_biases, refused, tiny_teacher
+from tests.unit.distill_helpers import RECIPE, command, losses, packed_stage, run, train
 from torch.testing import assert_close
 
 from swiftkv.distill import attention
@@ -25,18 +25,11 @@ FITTED = {"start": "fitted"}
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    """A tiny model, packed rows, and the moments for every l in moments.safetensors."""
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    write_moments(
-        folder / "model",
-        folder / "packed.safetensors",
-        Recipe.from_dict(RECIPE),
-        [1, 2, 3, 4, 5],
-        folder / "moments.safetensors",
-    )
-    return folder
+def inputs(inputs):
+    """With the moments for every l in moments.safetensors."""
+    files = [inputs / f"{name}.safetensors" for name in ("packed", "moments")]
+    write_moments(inputs / "model", files[0], Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5], files[1])
+    return inputs
 
 
 def gathered(architecture="llama", layers=(2,), seed=0, change=None, **shape):
@@ -44,7 +37,7 @@ def gathered(architecture="llama", layers=(2,), seed=0, change=None, **shape):
     teacher = tiny_teacher(architecture, **shape)
     if change:
         change(teacher)
-    tokens = torch.randint(3, 128, (8, 64), generator=torch.Generator().manual_seed(seed))
+    tokens = random_ids(8, 64, seed=seed)
     model = rewire(teacher, SwiftKVSpec(L, min(layers)))
     with torch.no_grad():
         state = model.model.forward_lower(tokens)
@@ -129,7 +122,7 @@ def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes,
     monkeypatch.setattr("swiftkv.distill.moments.WEIGHTS", 100)  # queries in parts
     teacher = tiny_teacher(architecture, **changes)
     teacher.set_attn_implementation("eager")
-    samples = [torch.randint(3, 128, (1, n), generator=torch.Generator().manual_seed(n)) for n in (5, 24, 11)]
+    samples = [random_ids(1, n, seed=n) for n in (5, 24, 11)]
     expected, hidden = [], []
     for sample in samples:
         out = teacher(sample, output_attentions=True, output_hidden_states=True)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import yaml
-from tests.programs import ROOT, run, snakemake, write_program
+from tests.programs import ROOT, read_yaml, run, snakemake, write_program
 
 from pipeline import gpus
 
-SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+SMOKE = read_yaml(ROOT / "profiles/smoke/override.yaml")
 TINY = "results/smoke/{}/tiny-random"
 TARGETS = [
     "results/smoke/scores/tiny-random-moe/baseline/auto/hellaswag.json",
