@@ -28,6 +28,13 @@ def run(*words, cwd=None, path=(), **variables):
     return subprocess.run(command, cwd=cwd, env=environment(path, **variables), capture_output=True, text=True)
 
 
+def succeed(*words, **changes):
+    """Run a program that has to end well; what it printed."""
+    ended = run(*words, **changes)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
 def write_program(path, script):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{script}\n")

@@ -112,17 +112,6 @@ def test_generate_with_and_without_cache(architecture, group, tokens):
         assert cached.shape[1] > prompt.shape[1] and torch.equal(cached, plain)
 
 
-def test_generate_with_left_padding(architecture, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens[:1]], 1)
-    mask = (padded != 0).long()
-    rows = torch.cat([padded, torch.cat([tokens[1:], tokens[1:, :5]], 1)])
-    masks = torch.cat([mask, torch.ones_like(mask)])
-    together = model.generate(rows, attention_mask=masks, max_new_tokens=6, do_sample=False)
-    alone = model.generate(tokens[:1], max_new_tokens=6, do_sample=False)
-    assert torch.equal(together[0, 5 : 5 + alone.shape[1]], alone[0])
-
-
 MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
 
 
