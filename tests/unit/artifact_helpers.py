@@ -115,9 +115,8 @@ def score(
 ):  # fmt: skip
     """A score; unavailable for a `reason`. `questions` are the values of each, in an order all such scores share."""
     known = {
-        "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "shots": 5, "seed": 42, "filter": "none",
-        "version": 1.0, "output_type": "multiple_choice", "chat_template": False, "fewshot_as_multiturn": False,
-        "fewshot": "random from split 'train', a draw a question", "generation": None, "limit": 200,
+        "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "seed": 42, "version": 1.0,
+        "output_type": "multiple_choice", "fewshot": "random from split 'train', a draw a question", "limit": 200,
     }  # fmt: skip
     result = None if reason else {"value": value, "stderr": 0.02, "n": 200, "n_total": 1267}
     if questions is not None:

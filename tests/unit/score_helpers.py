@@ -58,14 +58,15 @@ def write_chats(path, number=6, before=()):
     return path
 
 
+def winogrande(name, rows):
+    """Questions about someone of this name."""
+    sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
+    columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
+    return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
+
+
 def arrow_file(folder):
-    rows = {
-        "sentence": [f"Ann met Bea and _ smiled {number}" for number in range(9)],
-        "option1": ["Ann"] * 9,
-        "option2": ["Bea"] * 9,
-        "answer": ["1", "2", "1"] * 3,
-    }
-    datasets.Dataset.from_dict(rows).save_to_disk(folder / "table")
+    winogrande("Ann", 9).save_to_disk(folder / "table")
     return next((folder / "table").glob("*.arrow"))
 
 

@@ -114,6 +114,16 @@ def asked(monkeypatch):
     return done
 
 
+def fail_at(asked, error, *begins):
+    """Let what begins so fail: the start of an engine, or a job."""
+
+    def fail(what):
+        if what[: len(begins)] == begins:
+            raise error
+
+    asked.fail = fail
+
+
 def test_one_engine_measures_all_points(scale, asked):
     records = scale.run("short", "long", "steps")
     assert asked.starts() == [3200]  # ready for 3,000 and 16 tokens
@@ -124,11 +134,7 @@ def test_one_engine_measures_all_points(scale, asked):
 
 @pytest.mark.parametrize("error", [EngineFailure, FileNotFoundError])
 def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
-    def fail(what):
-        if what == ("decode", 32):
-            raise error("no steps with the whole batch")
-
-    asked.fail = fail
+    fail_at(asked, error("no steps with the whole batch"), "decode", 32)
     with refused("steps failed: no steps with the whole batch; kept: long, short"):
         scale.run("short", "steps", "long")
     assert not (scale.folder / "serving").exists()
@@ -139,22 +145,14 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
 
 
 def test_an_engine_that_never_starts_is_not_tried_for_every_point(scale, asked):
-    def fail(what):
-        if what[0] == START:
-            raise EngineFailure("no module named x")
-
-    asked.fail = fail
+    fail_at(asked, EngineFailure("no module named x"), START)
     with refused("long, short failed: no module named x; not tried: steps"):
         scale.run("short", "long", "steps")
     assert len(asked.starts()) == 2
 
 
 def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked):
-    def fail(what):
-        if what == (START, 3200):
-            raise OutOfMemory("vLLM has not enough memory")
-
-    asked.fail = fail
+    fail_at(asked, OutOfMemory("vLLM has not enough memory"), START, 3200)
     records = scale.run("short", "long")
     assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
     assert asked.starts() == [3200, 256]
@@ -162,12 +160,7 @@ def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(sca
 
 def ended(scale, asked, at, *names, **changes):
     """A job that is killed when it begins something."""
-
-    def kill(what):
-        if what == at:
-            raise KeyboardInterrupt
-
-    asked.fail = kill
+    fail_at(asked, KeyboardInterrupt, *at)
     with pytest.raises(KeyboardInterrupt):
         scale.run(*names, **changes)
     asked.fail = lambda what: None

@@ -49,9 +49,9 @@ def test_chats_go_through_the_template(tmp_path):
     tokenizer.save_pretrained(tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
-        {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},
-        {"id": "2", "source": "x", "messages": [{"role": "user", "content": "word " * 300}]},
-        {"id": "3", "source": "x", "messages": [{"role": "assistant", "content": "Four."}]},
+        {"messages": [{"role": "user", "content": "What is two and two?"}]},
+        {"messages": [{"role": "user", "content": "word " * 300}]},
+        {"messages": [{"role": "assistant", "content": "Four."}]},
     ]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
     opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import lm_eval.tasks
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry
+from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, winogrande
 from tests.conftest import refused
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
@@ -174,16 +173,10 @@ def test_scoring_says_what_it_lacks(source, tmp_path):
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
 
 
-def table(name, rows):
-    sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
-    columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
-    return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
-
-
 @pytest.fixture
 def fetched(tmp_path, monkeypatch):
     """Questions as they are fetched of a hub that has them."""
-    calls, splits = [], {"train": table("Cid", 12), "validation": table("Ann", 9)}
+    calls, splits = [], {"train": winogrande("Cid", 12), "validation": winogrande("Ann", 9)}
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
