@@ -131,7 +131,7 @@ def test_a_missing_tensor_is_named(model, config, form):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "sentence"),
+    "name, rows, sentence",
     [
         ("3.self_attn.k_proj_swiftkv", 24, r"shape \[24, 64\], but .* \[32, 64\]"),
         ("2.self_attn.k_proj_swiftkv", 32, "layer 2 has no such projection"),
@@ -145,7 +145,7 @@ def test_a_tensor_of_another_shape_or_name_is_named(model, name, rows, sentence)
 
 
 @pytest.mark.parametrize(
-    ("kind", "empty", "telling"),
+    "kind, empty, telling",
     [("bias", [0, 0, 0, 0], [0, 0, 1, 0]), ("g_idx", [0, 0, 1, 1], [0, 1, 1, 0])],  # the groups of inputs, by GPTQ
 )
 def test_tensors_that_say_nothing_are_passed_over(model, config, kind, empty, telling):
@@ -178,7 +178,7 @@ def test_readers_of_a_cache_take_the_scales_of_its_owner(model, config, of):
     load_weights(config, Placed(model, "float8"), None, tensors.items())
 
 
-@pytest.mark.parametrize(("shape", "outputs"), [((4, 3), 0), ((3, 4), 1), ((2,), None)], ids=["rows", "columns", "one"])
+@pytest.mark.parametrize("shape, outputs", [((4, 3), 0), ((3, 4), 1), ((2,), None)], ids=["rows", "columns", "one"])
 def test_heads_are_copied_to_all_ranks_that_hold_them(model, config, shape, outputs):
     name, caches = "model.caches.kv_proj_swiftkv.qweight", SimpleNamespace(heads=heads())
     parameters = Placed(model, "AWQ")

@@ -91,7 +91,7 @@ FIDELITY = closeness(LLAMA, "baseline", 0.1)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ("{", "0.json"),
         ("[1]", "is not a measurement file"),
@@ -110,7 +110,7 @@ def test_a_damaged_a_foreign_and_a_second_record_are_named(tmp_path, content, me
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    "change, what",
     [
         ({"hardware": CPU}, "hardware"),
         ({"engine": {"vllm": "0.31.0"}}, "vLLM version"),

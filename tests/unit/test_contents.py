@@ -89,7 +89,7 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"kind": "tabel"}, "'tabel'.*'table'"),
         ({"panels": [{"columns": ["top_agreement"]}]}, "'top_agreement'.*'top1_agreement'"),
@@ -110,7 +110,7 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "scale_name", "shown"),
+    "name, scale_name, shown",
     [
         ("table3", "local", "table2"),
         ("figureA1", "local", "figure2_left"),
@@ -232,7 +232,7 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("artifact", "change", "key"),
+    "artifact, change, key",
     [
         ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
         ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),

@@ -34,7 +34,7 @@ BIASED = {"attention_bias": True}
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes"),
+    "architecture, changes",
     [(name, {}) for name in GROUPED_QUERY if name != "qwen3_moe"]
     + [("llama", BIASED | {"mlp_bias": True}), ("qwen3", BIASED)]
     # All experts are active, as all of the model's matrices are counted.
@@ -60,9 +60,7 @@ def test_every_architecture_counts_what_its_model_has(architecture, changes):
         assert more == 2 * (len(spec.groups) * sum(arch.key_value_weights()) - skipped)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("qwen3-30b-a3b", 30_532_122_624), ("deepseek-v2-lite", 15_706_484_224)]
-)
+@pytest.mark.parametrize("name, parameters", [("qwen3-30b-a3b", 30_532_122_624), ("deepseek-v2-lite", 15_706_484_224)])
 def test_real_models_have_the_published_numbers_of_parameters(name, parameters):
     assert parameter_count(read_json(ROOT / f"resources/architectures/{name}.json")["config"]) == parameters
 

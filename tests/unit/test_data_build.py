@@ -115,7 +115,7 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "good", "bad"),
+    "source, good, bad",
     [
         (
             {"chats": "sharegpt"},

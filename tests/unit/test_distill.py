@@ -38,7 +38,7 @@ def batch(seed=0):
 
 
 @pytest.mark.parametrize(
-    ("change", "spec", "said"),
+    "change, spec, said",
     [
         ({"adam_beta2": 1}, SPEC, "adam_beta2"),
         ({"logits_weight": 0}, SPEC, "nothing would be trained"),
@@ -122,7 +122,7 @@ def test_one_copy_of_frozen_weights(train):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "spec", "changes"),
+    "architecture, spec, changes",
     [
         ("llama", SPEC, {"hidden_state_weight": 3.0}),
         ("qwen2", EXIT, {}),
@@ -172,7 +172,7 @@ def test_step_is_the_plain_two_model_loss(architecture, spec, changes, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("loss", "tokens"), [("distillation", "assistant"), ("lm", "assistant"), ("distillation", "assistant_unshifted")]
+    "loss, tokens", [("distillation", "assistant"), ("lm", "assistant"), ("distillation", "assistant_unshifted")]
 )
 def test_logits_of_the_assistants_tokens_only(loss, tokens):
     """Positions count whose next token, in the same sample, is the assistant's; all count in the hidden states' loss."""
@@ -230,7 +230,7 @@ def run(time, clock, step, save, steps=10**5):
     return saved
 
 
-@pytest.mark.parametrize(("step", "save"), [(5, 10), (600, 2000)])
+@pytest.mark.parametrize("step, save", [(5, 10), (600, 2000)])
 def test_the_last_state_is_whole_before_the_job_ends(time, step, save):
     """However long a state takes, as long as one fits; and time is not thrown away."""
     saved = run(time, Clock(20, 1000.0, 24 * 60), step, save)
@@ -270,7 +270,7 @@ CPU = {"dtype": "float32", "max_length": 512}
 
 
 @pytest.mark.parametrize(
-    ("capability", "changes", "has_flash", "expected"),
+    "capability, changes, has_flash, expected",
     [
         (None, CPU | {"max_length": 2048}, True, "sdpa"),
         (None, CPU | {"attention": "flex_attention"}, True, "on GPUs only"),

@@ -58,9 +58,7 @@ def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path)
     assert load_swiftkv(tmp_path / "checkpoint").dtype == compute_dtype()
 
 
-@pytest.mark.parametrize(
-    ("changes", "spec"), [({"train": "upper_layers"}, SPEC), ({"train": "all", "loss": "lm"}, None)]
-)
+@pytest.mark.parametrize("changes, spec", [({"train": "upper_layers"}, SPEC), ({"train": "all", "loss": "lm"}, None)])
 def test_fp8_weights_are_not_trained(inputs, tmp_path, changes, spec):
     rewiring, recipe = None if spec is None else SwiftKVSpec(**spec), Recipe.from_dict(RECIPE | changes)
     outputs = [tmp_path / name for name in ("state", "checkpoint", "log")]

@@ -89,7 +89,7 @@ def test_ranks_wait_while_the_first_writes_what_is_large():
         assert torch.distributed.distributed_c10d._get_default_timeout("nccl") > datetime.timedelta(minutes=70)
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(2, (2, 1)), (3, (2, 4))])
+@pytest.mark.parametrize("stage, ranks", [(2, (2, 1)), (3, (2, 4))])
 def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tmp_path, stage, ranks):
     """A training stopped at step 4 and continued by another number of ranks: losses within 1e-5 of one that was not."""
     changes = {"zero_stage": stage, "micro_batch_size": 1}
@@ -113,7 +113,7 @@ def test_torchrun_waits_as_long_as_a_job_tells_it(monkeypatch):
     assert LaunchConfig(1, 1, 1).shutdown_timeout == int(seconds) >= 1800  # 405B: 228 GB
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize("number, ranks", [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
 def test_a_signal_saves_the_state_and_ends_the_training(inputs, finished, tmp_path, number, ranks):
     """As SLURM sends it, to all processes of a job, torchrun among them."""
     changes = {"micro_batch_size": 1, "checkpoint_every": 1000}

@@ -161,7 +161,7 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes, said",
     [
         ({"recipe": {"teacher_states": "stored"}}, "no file with them"),
         ({"recipe": {"max_length": 128}}, "rows of 64 tokens"),

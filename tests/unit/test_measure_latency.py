@@ -104,7 +104,7 @@ def test_the_boundary_is_bracketed_below_the_capacity(capacity):
 
 
 @pytest.mark.parametrize(
-    ("rates", "capacity", "ends", "measured"),
+    "rates, capacity, ends, measured",
     # Ascending, and two unsustained ones are enough.
     [([2, 1], 100, (2, None), [1, 2]), ([16, 8, 4], 1, (None, 4), [4, 8])],
 )
@@ -121,7 +121,7 @@ LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0, "run
 
 
 @pytest.mark.parametrize(
-    ("change", "good"),
+    "change, good",
     [
         ({}, True),
         ({"failed": 1}, False),

@@ -70,7 +70,7 @@ def test_a_server_is_gone_with_its_engine_when_the_block_is_left(fake, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options, sentence",
     [
         (["--hang"], "did not answer within 1 seconds"),
         (["--die", "ERROR x.py:1] ValueError: no such option"], "status 3: ValueError: no such option"),

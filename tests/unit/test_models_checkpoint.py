@@ -53,7 +53,7 @@ def test_save_and_load(architecture, dtype, tmp_path, tokens, capfd):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changed"),
+    "architecture, changed",
     [
         ("llama", ()),
         ("mistral", ("embed",)),
@@ -144,7 +144,7 @@ UPPER = "model.layers.4.self_attn.v_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"model_type": "llama"}, "config.json is of a 'llama' model"),
         ({"model_type": "gpt2"}, "config.json .*'gpt2'"),
@@ -234,7 +234,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "teacher_qkv", "group"),
+    "name, teacher_qkv, group",
     [*((name, True, 1) for name in CHECKPOINTS), ("8B", True, 2), ("8B", False, 2), ("8B-FP8", False, 2)],
 )
 def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_qkv, group, tmp_path, tokens):

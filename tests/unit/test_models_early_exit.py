@@ -41,7 +41,7 @@ def test_above_one_it_is_full_decoding(architecture, threshold):
     assert not any(found.exited)
 
 
-@pytest.mark.parametrize(("group", "heads", "dtype"), [(2, None, torch.float32), (3, 2, torch.bfloat16)])
+@pytest.mark.parametrize("group, heads, dtype", [(2, None, torch.float32), (3, 2, torch.bfloat16)])
 def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype, monkeypatch):
     """Bit for bit, in every layer, whatever mixture of tokens exits."""
     heads = None if architecture == "deepseek_v2" else heads  # latent attention has none

@@ -78,7 +78,7 @@ def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tokens):
         assert torch.equal(model(tokens).logits, student)
 
 
-@pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
+@pytest.mark.parametrize("layers, group, heads", REWIRINGS)
 @pytest.mark.parametrize("other", [False, True])
 def test_equations(architecture, layers, group, heads, other, tokens):
     changes = OTHERS.get(architecture, {}) if other else {}
@@ -88,7 +88,7 @@ def test_equations(architecture, layers, group, heads, other, tokens):
     assert_close(model(tokens).logits, expected, **ROUNDING)
 
 
-@pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
+@pytest.mark.parametrize("layers, group, heads", REWIRINGS)
 def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
@@ -115,9 +115,7 @@ def test_generate_with_and_without_cache(architecture, group, tokens):
 MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "group", "window"), [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)]
-)
+@pytest.mark.parametrize("architecture, group, window", [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)])
 def test_sliding_windows(architecture, group, window, tokens):
     wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
     model = tiny_swiftkv(architecture, 2, group, **window)

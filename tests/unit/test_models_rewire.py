@@ -63,7 +63,7 @@ def test_unsupported_architecture():
 
 
 @pytest.mark.parametrize(
-    ("spec", "prefill", "cache"),
+    "spec, prefill, cache",
     [  # paper, Sec. 4 and Appendix C.1: Llama-3.1-8B has 32 layers and 8 KV heads
         (SwiftKVSpec(32, 16), 0.5, 0.0),
         (SwiftKVSpec(32, 16, 16), 0.5, 0.46875),
@@ -78,7 +78,7 @@ def test_reductions(spec, prefill, cache):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         ((0, 1), "num_hidden_layers is 0"),
         ((8, 0), "num_key_value_layers is 0, but must lie between 1 and the model's 8 layers"),

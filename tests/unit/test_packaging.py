@@ -75,7 +75,7 @@ ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets
 
 
 @pytest.mark.parametrize(
-    ("absent", "code"),
+    "absent, code",
     [
         ("pydantic", "import swiftkv.serve, swiftkv.models, swiftkv.quantize.linear, swiftkv.cost"),
         # `pip install --no-deps` beside a vLLM is enough (README.md).

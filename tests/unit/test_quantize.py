@@ -48,7 +48,7 @@ def rounded_inputs(model):
     return model
 
 
-@pytest.mark.parametrize(("dtype", "biased"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("dtype, biased", [(torch.float32, True), (torch.bfloat16, False)])
 def test_one_layer_is_the_product_of_the_rounded_numbers(dtype, biased):
     generator = torch.Generator().manual_seed(0)
     weight, states = torch.randn(48, 64, generator=generator), torch.randn(2, 5, 64, generator=generator).to(dtype)
@@ -128,7 +128,7 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
 
 
 @pytest.mark.parametrize(
-    ("scheme", "tensors", "sentence"),
+    "scheme, tensors, sentence",
     [
         ({"quant_method": "fbgemm_fp8"}, {}, "quant_method is 'fbgemm_fp8'"),
         ({"format": "pack-quantized"}, {}, "format is 'pack-quantized'"),

@@ -185,7 +185,7 @@ def test_it_is_measured_as_what_it_is(source, released, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "field, value",
     [
         ("hidden_size", 128),
         ("model_type", "qwen2_swiftkv"),

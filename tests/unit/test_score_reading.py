@@ -72,7 +72,7 @@ def test_heads_that_look_back_are_told_from_each_other():
 
 
 @pytest.mark.parametrize(
-    ("own", "group", "changed"), [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
+    "own, group, changed", [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
 )
 def test_bits_are_those_of_the_whole_model(architecture, own, group, changed):
     """Only the rows of the answer are computed in layers >= l, from the unchanged model's pass where its weights are shared."""

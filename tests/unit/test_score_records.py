@@ -55,7 +55,7 @@ def bits_of(model, tokenizer, prompt, answer):
     return -likely / math.log(2) / len(answer.removeprefix(" ").encode())
 
 
-@pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
+@pytest.mark.parametrize("name, begins", [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
 def test_bits_per_byte_are_those_of_the_model(name, begins, source):
     """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
     task = PANEL[name]
@@ -89,7 +89,7 @@ def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source,
     assert in_bits["questions"]["values"] == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize(("context", "answer"), [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
+@pytest.mark.parametrize("context, answer", [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
 def test_bits_are_over_the_bytes_that_were_scored(context, answer):
     assert bits_per_byte({"arguments": [(context, answer)], "resps": [[(-math.log(16), False)]]}) == 2
 

@@ -59,7 +59,7 @@ NUMBERS |= {"The final answer is 3. The final answer is 4.": "3."}
 
 
 @pytest.mark.parametrize(
-    ("name", "examples", "answers"),
+    "name, examples, answers",
     [
         ("arc-challenge", "", LETTERS),
         ("mmlu", "The best answer is ", LETTERS),
@@ -118,7 +118,7 @@ def test_fewshot_examples_are_never_scored(name):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"metric": "accu"}, "no metric 'accu' \\(did you mean 'acc'\\?\\); it has acc"),
         ({"metric": "bits_per_byte"}, "no metric 'bits_per_byte'; it has acc"),  # of several right continuations
@@ -211,7 +211,7 @@ def test_questions_that_lm_eval_makes_follow_metadata(made):
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    "entry, words",
     [
         ({"metric": "4096"}, "sized.* needs `metadata`"),
         ({"metadata": {}, "metric": "4096"}, "cannot make the questions of sized: TypeError.*max_seq_lengths"),

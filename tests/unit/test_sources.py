@@ -171,7 +171,7 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    "error, sentence",
     [
         (errors.RepositoryNotFoundError, "the hub has no org/chats"),
         (errors.RevisionNotFoundError, "org/chats has no revision 'main'"),

@@ -115,7 +115,7 @@ def test_sums_are_those_of_the_text(inputs):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes"), [("llama", {}), ("mistral", {"sliding_window": 6}), ("deepseek_v2", {})]
+    "architecture, changes", [("llama", {}), ("mistral", {"sliding_window": 6}), ("deepseek_v2", {})]
 )
 def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes, monkeypatch):
     """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
