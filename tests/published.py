@@ -6,9 +6,6 @@ the modules of the reference implementation. In November 2026 they agreed with a
 there are, what each weighs, and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from safetensors.torch import save_file
 from tests.programs import ROOT
@@ -24,23 +21,16 @@ LLAMA_8B = {key: value for key, value in LLAMA_8B_FP8.items() if key != "quantiz
 LLAMA_8B |= {"_name_or_path": "/data-fast/llama-3.1-8b-instruct"}
 
 
-@dataclass(frozen=True)
-class Published:
-    """One checkpoint: its config.json, and the dtype of all tensors but FP8 weights."""
-
-    config: dict[str, Any]
-    dtype: torch.dtype
-
-
+# Their configurations; all tensors but FP8 weights are of `torch_dtype`.
 CHECKPOINTS = {
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct/tree/3182bfb09587a6724f463cffabc5fdb12ab07ef4
-    "8B": Published(LLAMA_8B, torch.float32),
+    "8B": LLAMA_8B,
     # .../tree/main, since August 2025
-    "8B in 16 bits": Published(LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16),
+    "8B in 16 bits": LLAMA_8B | {"torch_dtype": "bfloat16"},
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
-    "8B-FP8": Published(LLAMA_8B_FP8, torch.float32),
+    "8B-FP8": LLAMA_8B_FP8,
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
-    "405B-FP8": Published(LLAMA_8B | {"quantization_config": FP8_DYNAMIC, "torch_dtype": "bfloat16"}, torch.bfloat16),
+    "405B-FP8": LLAMA_8B | {"quantization_config": FP8_DYNAMIC, "torch_dtype": "bfloat16"},
 }
 # A model of 6 layers in the same form.
 TINY = dict(

@@ -48,7 +48,7 @@ def folders(checkpoint, plain, tokenizer, tmp_path_factory):
     made = {"superfluous tensors in several files": write_files(new / "superfluous", config, weights, files=3)}
 
     published = checkpoint("llama", 2, keep_teacher_qkv=True, **SMALL, **QWEN2)
-    config = CHECKPOINTS["8B in 16 bits"].config | {key: read_json(published / "config.json")[key] for key in TINY}
+    config = CHECKPOINTS["8B in 16 bits"] | {key: read_json(published / "config.json")[key] for key in TINY}
     weights = {name: tensor.bfloat16() for name, tensor in load_file(published / "model.safetensors").items()}
     made["published"] = write_files(new / "published", config, weights, files=3)
 

@@ -8,6 +8,7 @@ from tests.programs import ROOT, read_yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
 CHATML = (
@@ -56,6 +57,16 @@ def write_chats(path, number=6, before=()):
     ]
     path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     return path
+
+
+def scored(source, tasks, **changes):
+    """Score the model of a source on tasks; their records."""
+    from pipeline.score.run import measure_scores  # which takes seconds
+
+    outputs = [source.parent / f"{name}.json" for name in tasks]
+    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto", "seed": 3} | changes
+    measure_scores(source, **arguments, tasks=tasks, outputs=outputs)
+    return [read_json(output) for output in outputs]
 
 
 def winogrande(name, rows):

@@ -238,11 +238,11 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     [*((name, True, 1) for name in CHECKPOINTS), ("8B", True, 2), ("8B", False, 2), ("8B-FP8", False, 2)],
 )
 def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_qkv, group, tmp_path, tokens):
-    published = CHECKPOINTS[name]
-    config = published.config | TINY | {"key_value_group_size": group}
-    weights = random_like(tensors(config, published.dtype, teacher_qkv))
+    config = CHECKPOINTS[name] | TINY | {"key_value_group_size": group}
+    dtype = getattr(torch, config["torch_dtype"])
+    weights = random_like(tensors(config, dtype, teacher_qkv))
     folder = write(tmp_path / "published", config, weights, files=3)
-    model = load_swiftkv(folder, published.dtype)
+    model = load_swiftkv(folder, dtype)
     assert model.spec == SwiftKVSpec(6, 3, group)
     with torch.no_grad():
         assert model(tokens).logits.isfinite().all()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import lm_eval.tasks
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, winogrande
+from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, scored, winogrande
 from tests.conftest import refused
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
@@ -24,10 +24,8 @@ from swiftkv.models import load_base, rewire, save_swiftkv
 
 
 def score(source, name, task, **changes):
-    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
-    output = source.parent / "out.json"
-    measure_scores(source, **arguments, tasks={name: task}, seed=3, outputs=[output])
-    return read_json(output)
+    (record,) = scored(source, {name: task}, **changes)
+    return record
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -75,9 +73,7 @@ def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source,
     """The questions are computed once, and the bits are those of the right choice alone."""
     computed, compute, names = [], CachedLM._score, ("arc-easy-bits", "arc-easy")
     monkeypatch.setattr(CachedLM, "_score", lambda *what: computed.append(what) or compute(*what))
-    outputs = [source.parent / f"{name}.json" for name in names]
-    measure_scores(source, None, "v", None, "auto", {name: PANEL[name] for name in names}, seed=3, outputs=outputs)
-    in_bits, accurate = (read_json(output)["result"] for output in outputs)
+    in_bits, accurate = (record["result"] for record in scored(source, {name: PANEL[name] for name in names}))
     together = len(computed)
     assert score(source, "arc-easy", PANEL["arc-easy"])["result"] == accurate and len(computed) == 2 * together
     (built,) = build_benchmark(PANEL["arc-easy-bits"], seed=3).tasks.values()
@@ -187,9 +183,7 @@ def fetched(tmp_path, monkeypatch):
 
 def test_they_are_scored_offline_unless_they_were_damaged(fetched, source, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
-    tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
-    measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=[output], fetched=[fetched])
-    record = read_json(output)
+    record = score(source, "winogrande", WINOGRANDE, fetched=[fetched])
     assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": "abc123"}
     assert (record["result"]["n"], record["result"]["n_total"]) == (3, 9)
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"

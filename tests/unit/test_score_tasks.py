@@ -4,12 +4,11 @@ import re
 from collections import Counter
 from functools import partial
 
-import jinja2
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.tasks._index import Kind
-from score_helpers import CHATML, COMPLETIONS, PANEL, TASKS, arrow_file
+from score_helpers import COMPLETIONS, PANEL, TASKS, arrow_file, byte_tokenizer
 from tests.conftest import refused
 from tests.unit.artifact_helpers import scale, typed
 
@@ -76,7 +75,7 @@ def test_the_paper_s_generated_answers_are_read_as_the_authors_fork_does(name, e
         num_fewshot=TASKS[name]["shots"],
         apply_chat_template=True,
         fewshot_as_multiturn=True,
-        chat_template=partial(render, template=jinja2.Template(CHATML)),
+        chat_template=partial(byte_tokenizer().apply_chat_template, tokenize=False),
     )
     assert prompt.endswith("</s><s>assistant\n")  # the model's own words from the first on
     given = re.findall(r"<s>assistant\n(.+?)</s>", prompt, re.DOTALL)
@@ -90,10 +89,6 @@ def test_the_paper_s_generated_answers_are_read_as_the_authors_fork_does(name, e
         assert list(instance.filtered_resps.values()) == [read or "[invalid]"]
         right = task.process_results(question, [instance.filtered_resps[TASKS[name]["filter"]]])
         assert right[TASKS[name]["metric"]] == (task.doc_to_target(question).strip(".") == (read or "").strip("."))
-
-
-def render(messages, add_generation_prompt=True, *, template):
-    return template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
 def test_mmlu_subset_spreads_over_subjects():
