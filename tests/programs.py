@@ -1,7 +1,9 @@
 """Programs as users start them, and stand-ins for those that they call."""
 
 import contextlib
+import gzip
 import io
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,13 @@ SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 def read_yaml(path):
     return yaml.safe_load(path.read_text())
+
+
+def write_lines(path, rows):
+    """Write a line of JSON for each row, compressed if the name says so; the path as settings have it."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(path)
 
 
 def environment(path=(), **variables):

@@ -4,7 +4,7 @@ configuration with the local scale's packaged questions, four of each."""
 import json
 
 import datasets
-from tests.programs import ROOT, read_yaml
+from tests.programs import ROOT, read_yaml, write_lines
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -55,7 +55,7 @@ def write_chats(path, number=6, before=()):
         }
         for index in range(number)
     ]
-    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    write_lines(path, chats)
     return path
 
 

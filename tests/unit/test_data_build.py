@@ -10,6 +10,7 @@ import pytest
 from artifact_helpers import scale, typed
 from score_helpers import CHATML, byte_tokenizer, write_chats
 from tests.conftest import refused
+from tests.programs import write_lines
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
@@ -22,11 +23,6 @@ from swiftkv.io import read_json
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}
 TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}
-
-
-def write_lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
 
 
 def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
@@ -90,11 +86,10 @@ def test_whole_chats_and_gzip(tmp_path):
     chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     bare = [{"from": "system", "value": ""}, *chat]
     shares = [{"conversations": turns} for turns in (bare, [*chat, {"from": "human", "value": " "}])]
-    packed = tmp_path / "x.jsonl.gz"
-    packed.write_bytes(gzip.compress(json.dumps({"doc": GOOD}).encode()))
+    packed = write_lines(tmp_path / "x.jsonl.gz", [{"doc": GOOD}])
     sources = [
         {"name": "s", "local": write_lines(tmp_path / "s.jsonl", shares), "chats": "sharegpt"},
-        {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
+        {"name": "m", "local": packed, "record": "doc", "chats": "messages"},
     ]
     train, held, record, _ = build(tmp_path, sources, heldout=1)
     whole = [("system", ""), ("user", "hello"), ("assistant", "hi")]

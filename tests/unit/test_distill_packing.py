@@ -1,11 +1,11 @@
 """Chats to packed rows, and which of their tokens the assistant says."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 from tests.conftest import refused
+from tests.programs import write_lines
 from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, stage, tokenizer
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
@@ -83,7 +83,7 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     write_json(tmp_path / "source.json", {"name": "m", "path": str(tmp_path)})
     long, wrong = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
     chats = [CHAT] * 98 + [long, wrong]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    write_lines(tmp_path / "chats.jsonl", chats)
     arguments = {
         "--model-source": tmp_path / "source.json",
         "--recipe": settings(Packing),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from score_helpers import byte_tokenizer
 from tests.conftest import refused
+from tests.programs import write_lines
 from tests.unit.measure_helpers import REPORT, point
 
 from pipeline.measure.client import chat_prompts, random_prompts, rate_result
@@ -53,7 +54,7 @@ def test_chats_go_through_the_template(tmp_path):
         {"messages": [{"role": "user", "content": "word " * 300}]},
         {"messages": [{"role": "assistant", "content": "Four."}]},
     ]
-    chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(chats, lines)
     opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]
     assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
     with refused("no chat whose opening fits into 3 tokens"):

@@ -1,13 +1,12 @@
 """A score that is killed and started again is the score of an undisturbed job, and computes only what was lost."""
 
 import functools
-import gzip
-import json
 
 import pytest
 import torch
 from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer, scored
 from tests.conftest import tiny_teacher
+from tests.programs import write_lines
 from transformers import LlamaForCausalLM
 
 from pipeline.records import KeptAnswers
@@ -47,10 +46,11 @@ def passes(monkeypatch):
 def tasks(tmp_path_factory):
     """One task of log-likelihoods, with a number for each question, and one of generated answers."""
     folder = tmp_path_factory.mktemp("questions")
-    with gzip.open(folder / "g.jsonl.gz", "wt") as file:
-        for number in range(8):
-            row = {"question": "1 + " * number + "1?", "answer": f"One by one {'and one ' * number}#### {number + 1}"}
-            file.write(json.dumps(row) + "\n")
+    sums = [
+        {"question": "1 + " * number + "1?", "answer": f"One by one {'and one ' * number}#### {number + 1}"}
+        for number in range(8)
+    ]
+    write_lines(folder / "g.jsonl.gz", sums)
     few = {"source": {"local": str(folder), "splits": {"test": "g.jsonl.gz"}}, "shots": 0, "limit": 7, "batch_size": 2}
     return {"bits": PANEL["gsm8k-bits"] | few, "asked": TASKS["gsm8k"] | few | {"max_gen_toks": 3}}
 

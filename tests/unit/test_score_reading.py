@@ -1,6 +1,5 @@
 """What a prompt still gives: bits of answers with and without its text."""
 
-import json
 import math
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from artifact_helpers import reading_result
 from score_helpers import byte_tokenizer
 from tests.conftest import random_ids, tiny_teacher
+from tests.programs import write_lines
 
 from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.reading import differences
@@ -33,7 +33,7 @@ def questions(tmp_path):
         }
         for n in range(6)
     ]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    write_lines(tmp_path / "train.jsonl", chats)
     return tmp_path / "train.jsonl"
 
 

@@ -1,6 +1,5 @@
 """Scores and their records: tasks of Table B.1, those for small models, questions fetched of the hub, and what vLLM may score."""
 
-import gzip
 import json
 import math
 import os
@@ -12,6 +11,7 @@ import pytest
 import torch
 from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, scored, winogrande
 from tests.conftest import refused
+from tests.programs import write_lines
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
 from pipeline.score import fetch
@@ -114,15 +114,13 @@ def test_ifeval_scores_an_answer(source):
     folder.mkdir()
     questions = {"local": str(folder), "splits": {"train": "*.jsonl.gz"}}
     prompt = {"key": 1, "prompt": "Say nothing with commas.", "instruction_id_list": ["punctuation:no_comma"]}
-    with gzip.open(folder / "train.jsonl.gz", "wt") as file:
-        file.write(json.dumps(prompt | {"kwargs": [{}]}) + "\n")
+    write_lines(folder / "train.jsonl.gz", [prompt | {"kwargs": [{}]}])
     record = score(source, "ifeval", entry("ifeval", max_gen_toks=3, source=questions))
     assert record["result"]["n"] == 1
 
 
 def test_columns_are_made_of_the_record(tmp_path):
-    with gzip.open(tmp_path / "t.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"doc": {"query": "a", "choices": ["b"]}}) + "\n")
+    write_lines(tmp_path / "t.jsonl.gz", [{"doc": {"query": "a", "choices": ["b"]}}])
     assert read_table(tmp_path / "t.jsonl.gz", {"text": "{{ query }} {{ choices[0] }}"})["text"] == ["a b"]
     assert read_table(arrow_file(tmp_path), {"both": "{{ option1 }}/{{ option2 }}"})["both"][0] == "Ann/Bea"
     with refused("do not fit the records .*'answer' is undefined"):

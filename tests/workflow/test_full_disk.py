@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.programs import run
+from tests.programs import run, write_lines
 from tests.unit.distill_helpers import GOLDEN, STAGE, command, losses, make_inputs
 
 from swiftkv.errors import command_line
@@ -26,9 +26,8 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="needs the right to moun
 
 def test_writing_text(tmp_path):
     chats, heldout, disk = tmp_path / "chats.jsonl", tmp_path / "heldout.jsonl", tmp_path / "disk"
-    lines = [json.dumps({"question": f"{i} {'word ' * 50}", "answer": "x"}) for i in range(300)]
-    chats.write_text("\n".join(lines) + "\n")
-    heldout.write_text(json.dumps({"messages": [{"role": "user", "content": "another"}]}) + "\n")
+    write_lines(chats, [{"question": f"{i} {'word ' * 50}", "answer": "x"} for i in range(300)])
+    write_lines(heldout, [{"messages": [{"role": "user", "content": "another"}]}])
     disk.mkdir()
     source = [{"name": "x", "local": str(chats), "user": "{{ question }}", "assistant": "{{ answer }}"}]
     words = [*STAGE, "corpus", f"--sources={json.dumps(source)}", "--seed=0", f"--heldout={heldout}"]
