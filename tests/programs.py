@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,13 @@ def succeed(*words, **changes):
     ended = run(*words, **changes)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     return ended.stdout
+
+
+def alive(pid):
+    """Whether a process runs; a zombie does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def write_program(path, script):

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import psutil
+from tests.programs import alive
 
 ETC = Path("/etc/slurm")  # the only place a step's srun looks in: Snakemake strips SLURM_CONF from its environment
 FILES = ("slurm.conf", "gres.conf", "slurmdbd.conf")
@@ -84,7 +85,7 @@ class Cluster:
             if process.info["name"] in DAEMONS or str(self.folder) in command:
                 found.append(process)
         # A daemon may have ended since the list was taken.
-        return [process for process in found if process.pid != os.getpid() and alive(process)]
+        return [process for process in found if process.pid != os.getpid() and alive(process.pid)]
 
     def states(self):
         return set(run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split())
@@ -175,13 +176,6 @@ class Cluster:
             process = psutil.Process(int(file.read_text()))
             process.send_signal(number)
             process.wait(20)
-
-
-def alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextlib.contextmanager

@@ -1,9 +1,5 @@
 """Points and subjects for the tests of pipeline.measure."""
 
-import contextlib
-
-import psutil
-
 from pipeline.measure import run
 from pipeline.measure.dummy import dummy_checkpoint
 from pipeline.measure.point import Subject, vllm_command
@@ -48,13 +44,6 @@ def write_dummy(config, spec, folder):
     """A folder without weights for a model with these dimensions."""
     write_json(folder.with_suffix(".json"), {"config": config})
     dummy_checkpoint(folder.with_suffix(".json"), spec, folder)
-
-
-def alive(pid):
-    """Whether a process runs; a zombie does not."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def command(subject, point):

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from tests.unit.measure_helpers import alive
+from tests.programs import alive
 
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.worker import serving, worker

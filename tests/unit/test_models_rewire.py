@@ -63,21 +63,6 @@ def test_unsupported_architecture():
 
 
 @pytest.mark.parametrize(
-    "spec, prefill, cache",
-    [  # paper, Sec. 4 and Appendix C.1: Llama-3.1-8B has 32 layers and 8 KV heads
-        (SwiftKVSpec(32, 16), 0.5, 0.0),
-        (SwiftKVSpec(32, 16, 16), 0.5, 0.46875),
-        (SwiftKVSpec(32, 16, 1, 2), 0.5, 0.375),
-        (SwiftKVSpec(32, 12, 8), 0.625, 0.53125),  # the last group is of 4
-        (SwiftKVSpec(32, 16, 16, 32), 0.5, 0.375),
-    ],
-)
-def test_reductions(spec, prefill, cache):
-    assert spec.prefill_reduction == prefill
-    assert spec.kv_cache_reduction(8) == cache
-
-
-@pytest.mark.parametrize(
     "arguments, message",
     [
         ((0, 1), "num_hidden_layers is 0"),
