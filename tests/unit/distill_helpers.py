@@ -174,33 +174,39 @@ def assert_alike(one, other, loss=0.0, weight=0.0):
     torch.testing.assert_close(tensors(one), tensors(other), rtol=0, atol=weight)
 
 
-def plain_adamw(
-    inputs,
-    recipe,
-    trained,
-    steps,
-    loss_of,
-):
-    """Losses of optimizer steps by torch alone, on the rows [4, 64] that the trainer would read."""
+def plain_adamw(inputs, recipe, trained, steps, parts_of):
+    """Optimizer steps by torch alone on the rows [4, 64] that the trainer would read, on float32 copies of what is trained.
+
+    Gradients of the parts of a batch's loss are summed in float32. The losses, and the optimizer.
+    """
     rows, trained = PackedRows(inputs / "packed.safetensors"), list(trained)
-    optimizer = torch.optim.AdamW(trained, weight_decay=recipe.weight_decay)
+    masters = [parameter.detach().float().requires_grad_() for parameter in trained]
+    optimizer = torch.optim.AdamW(masters, betas=(0.9, recipe.adam_beta2), weight_decay=recipe.weight_decay)
     order, found = Loop(None, recipe, rows, None, steps, 1, 0, 2), []
     for number in range(steps):
-        loss = loss_of(rows[order.row_numbers(number)])
         optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clipping)
+        found.append(0.0)
+        for loss in parts_of(rows[order.row_numbers(number)]):
+            loss.backward()
+            found[-1] += loss.item()
+            for parameter, master in zip(trained, masters, strict=True):
+                master.grad = parameter.grad.float() + (0 if master.grad is None else master.grad)
+                parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(masters, recipe.gradient_clipping)
         optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, steps)
         optimizer.step()
-        found.append(loss.item())
-    return found
+        for parameter, master in zip(trained, masters, strict=True):
+            parameter.data.copy_(master)
+    return found, optimizer
 
 
-def mean_loss(step):
-    """Loss of a step over the counted positions of a batch."""
+def mean_loss(step, size=4):
+    """Parts of a step's loss over the counted positions of a batch, of so many rows each."""
 
-    def loss(batch):
-        weights = batch.pop("loss_mask")
-        return step(weights=weights / weights.sum(), **batch)[0]
+    def parts(batch):
+        positions = batch["loss_mask"].sum()
+        for first in range(0, 4, size):
+            rows = {name: part[first : first + size] for name, part in batch.items()}
+            yield step(weights=rows.pop("loss_mask") / positions, **rows)[0]
 
-    return loss
+    return parts
