@@ -235,7 +235,6 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     "artifact, change, key",
     [
         ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
-        ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),
         (
             "blog_figure7",
             {"serving": {"points": {"ngram-on": {"speculative": {"num_speculative_tokens": 2}}}}},

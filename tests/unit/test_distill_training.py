@@ -165,7 +165,6 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
     [
         ({"recipe": {"teacher_states": "stored"}}, "no file with them"),
         ({"recipe": {"max_length": 128}}, "rows of 64 tokens"),
-        ({"recipe": {"attention": "flash_attention_2"}}, "GPUs only"),
         ({"spec": SPEC | {"num_hidden_layers": 8}}, "8 layers"),
     ],
 )
