@@ -2,8 +2,8 @@
 
     python tests/contract/pretend_h100.py
 
-NVML and `torch.cuda` give made-up answers, and models of Llama-3.1-8B's shape are made on the meta device. No kernel runs:
-what is proved is which branches are taken, not speed or numerics.
+NVML and `torch.cuda` give made-up answers, models of Llama-3.1-8B's shape are made on the meta device, and attention metadata
+is built from tensors on the processor. No kernel runs: what is proved is which branches are taken, not speed or numerics.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from swiftkv.models.rewire import swiftkv_config
@@ -34,6 +35,8 @@ CASES = {
     "own": (replace(HALF, own_key_values=True), {}),
     "parallel": (HALF, {"tensor_parallel_size": GPUS}),
 }
+QUERIES = np.array([500, 1, 1], dtype=np.int32)  # tokens of a step: a prompt's, and of two requests that decode
+COMPUTED = np.array([0, 700, 90], dtype=np.int32)  # tokens of each request before it
 CPU = torch.device("cpu")
 
 
@@ -127,6 +130,58 @@ def chosen(config):
         "cache_bytes": sorted({spec.page_size_bytes // spec.block_size for spec in specs.values()}),
         "cache_groups": len(groups),
         "attention_groups": [[group.backend.__name__, len(group.layer_names)] for group in groups[0]],
+        "step": step(config, model, caches, groups),
+    }
+
+
+def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
+    """Return what the second runner makes of the mixed step, without the kernel that plans FlashAttention's work.
+
+    Metadata of the lower and the upper half: tokens, the most of a request, first rows of requests, and splits at most.
+    """
+    from vllm.v1.worker.gpu.attn_utils import FastPrefillHelper
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+
+    requests, tokens = len(QUERIES), int(QUERIES.sum())
+    manager = CudaGraphManager(config, CPU, config.compilation_config.cudagraph_mode, decode_query_len=1)
+    manager._graphs_captured = True
+    dispatched = manager.dispatch(requests, tokens, uniform_token_count=None, num_active_loras=0)
+    starts = np.concatenate([[0], QUERIES.cumsum(dtype=np.int32)], dtype=np.int32)
+    batch = replace(
+        InputBatch.make_dummy(requests, tokens, InputBuffers(requests, tokens, CPU)),
+        num_scheduled_tokens=QUERIES,
+        query_start_loc=torch.from_numpy(starts),
+        query_start_loc_np=starts,
+        seq_lens=torch.from_numpy(COMPUTED + QUERIES),
+        seq_lens_cpu_upper_bound=torch.from_numpy(COMPUTED + QUERIES),
+        num_computed_tokens_np=COMPUTED,
+        prefill_len_np=np.where(COMPUTED, COMPUTED, QUERIES),
+        num_computed_prefill_tokens_np=COMPUTED,
+        is_prefilling_np=COMPUTED == 0,
+        fast_prefill=FastPrefillHelper(manager, tokens).prepare(
+            torch.from_numpy(starts[1:] - 1), requests, np.arange(requests + 1), True, dispatched
+        ),
+    )
+    state, planned = model.get_model_state_cls()(config, model, None, CPU), []
+
+    def plan(**named: Any) -> torch.Tensor:
+        planned.append(named)
+        return torch.zeros(1, dtype=torch.int32)
+
+    with patch("vllm.v1.attention.backends.flash_attn.get_scheduler_metadata", plan):
+        metadata = state.prepare_attn(
+            batch, dispatched.cg_mode, (torch.zeros(requests, 2000, dtype=torch.int32),),
+            torch.zeros(1, tokens, dtype=torch.int64), groups, caches,
+        )  # fmt: skip
+    halves = {"lower": metadata["model.layers.0.self_attn.attn"], "upper": metadata[model.model.last_attention]}
+    return {
+        "dispatched": [dispatched.cg_mode.name, dispatched.num_tokens],
+        "rows": halves["upper"].logits_indices_padded.tolist(),
+        "planned_in": sorted({str(named["qkv_dtype"]) for named in planned}),
+    } | {
+        half: [made.num_actual_tokens, made.max_query_len, made.query_start_loc.tolist(), made.max_num_splits]
+        for half, made in halves.items()
     }
 
 

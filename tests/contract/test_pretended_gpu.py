@@ -48,3 +48,14 @@ def test_model_and_caches(chosen, case):
     # Owners of caches beside the layers below l; the layers that skip rows have a builder of their own, which notes steps.
     lower, upper = ["FlashAttentionBackend", caches], ["FastPrefillNotingFlashAttentionBackend", 16]
     assert found["attention_groups"] == [lower, upper]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_of_500_tokens_beside_two_requests_that_decode(chosen, case):
+    step, graphs = chosen[case]["step"], case in GRAPHS
+    splits = 32 if graphs else 0  # 0: as many as FlashAttention likes
+    assert step["lower"] == [502, 500, [0, 500, 501, 502], splits]
+    assert step["upper"] == [3, 1, [0, 1, 2, 3], splits]
+    assert step["dispatched"] == (["PIECEWISE", 512] if graphs else ["NONE", 502])
+    assert step["rows"] == [499, 500, 501] + [501] * graphs  # padded to a captured size
+    assert step["planned_in"] == ["torch.float8_e4m3fn" if case == "across" else "torch.bfloat16"]
