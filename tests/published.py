@@ -6,16 +6,11 @@ the modules of the reference implementation. In November 2026 they agreed with a
 there are, what each weighs, and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's.
 """
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import torch
 from safetensors.torch import save_file
 from tests.programs import ROOT
 
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 
 FP8 = torch.float8_e4m3fn
 LLAMA_8B_FP8 = read_json(ROOT / "tests/unit/configs/llama-3.1-swiftkv-8b-instruct-fp8.json")
@@ -26,37 +21,16 @@ LLAMA_8B = {key: value for key, value in LLAMA_8B_FP8.items() if key != "quantiz
 LLAMA_8B |= {"_name_or_path": "/data-fast/llama-3.1-8b-instruct"}
 
 
-@dataclass(frozen=True)
-class Published:
-    """One checkpoint: its config.json, and the dtype of all tensors but FP8 weights."""
-
-    config: dict[str, Any]
-    dtype: torch.dtype
-
-
+# Their configurations; all tensors but FP8 weights are of `torch_dtype`.
 CHECKPOINTS = {
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct/tree/3182bfb09587a6724f463cffabc5fdb12ab07ef4
-    "8B": Published(LLAMA_8B, torch.float32),
+    "8B": LLAMA_8B,
     # .../tree/main, since August 2025
-    "8B in 16 bits": Published(LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16),
+    "8B in 16 bits": LLAMA_8B | {"torch_dtype": "bfloat16"},
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
-    "8B-FP8": Published(LLAMA_8B_FP8, torch.float32),
+    "8B-FP8": LLAMA_8B_FP8,
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
-    "405B-FP8": Published(
-        LLAMA_8B
-        | {
-            "head_dim": 128,
-            "hidden_size": 16384,
-            "intermediate_size": 53248,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 126,
-            "num_key_value_layers": 63,
-            "quantization_config": FP8_DYNAMIC,
-            "torch_dtype": "bfloat16",
-            "transformers_version": "4.46.2",
-        },
-        torch.bfloat16,
-    ),
+    "405B-FP8": LLAMA_8B | {"quantization_config": FP8_DYNAMIC, "torch_dtype": "bfloat16"},
 }
 # A model of 6 layers in the same form.
 TINY = dict(
@@ -73,7 +47,7 @@ TINY = dict(
 )
 
 
-def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True) -> dict[str, torch.Tensor]:
+def tensors(config, dtype, teacher_qkv=True):
     """Name, shape and dtype (of all but FP8 weights) of every tensor, written out here independently of the models.
 
     `teacher_qkv`: with the teacher's projections of layers >= l, as all published ones are.
@@ -82,7 +56,7 @@ def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True
     size = config.get("head_dim", hidden // heads)
     rows = {"q": heads * size, "k": config["num_key_value_heads"] * size, "v": config["num_key_value_heads"] * size}
     first, group = config["num_key_value_layers"], config["key_value_group_size"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config["vocab_size"], hidden)}
+    shapes = {"model.embed_tokens": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
         attention, layer = f"model.layers.{index}.self_attn", f"model.layers.{index}"
         if index < first or teacher_qkv:
@@ -104,7 +78,7 @@ def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True
     return made
 
 
-def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def random_like(tensors):
     """Numbers of a size that answers differ with: norms around 1, FP8 weights with scales that make them alike."""
     generator = torch.Generator().manual_seed(4)
     made = {}
@@ -116,10 +90,10 @@ def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return made
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], files: int = 1) -> Path:
+def write(folder, config, tensors, files=1):
     """A checkpoint of `files` files with an index, or of one without."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    write_json(folder / "config.json", config)
     if files == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
@@ -129,5 +103,5 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
         mine = sorted(tensors)[number::files]
         save_file({name: tensors[name] for name in mine}, folder / file, metadata={"format": "pt"})
         listed |= dict.fromkeys(mine, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": listed})
     return folder

@@ -1,10 +1,11 @@
 """Checkpoints in float8 and in 4 bits, in the forms of the usual tools, made without the code under test."""
 
-import json
 import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from swiftkv.io import read_json, write_json
 
 NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True}
 GROUP = {
@@ -124,5 +125,5 @@ def write(folder, to, back, form, quantization):
             weights[name] = plain[name] = tensor
     save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
     save_file(plain, back / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    config = read_json(to / "config.json")
+    write_json(to / "config.json", config | {"quantization_config": quantization})

@@ -25,17 +25,17 @@ LOWEST = "0.26.0"
 _IMPORTS = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
 
 
-def users() -> list[str]:
+def users():
     files = sorted(file for folder in ("src/swiftkv", "workflow/pipeline") for file in (ROOT / folder).rglob("*.py"))
     return [str(file.relative_to(ROOT)) for file in files if _IMPORTS.search(file.read_text())]
 
 
-def site_packages() -> list[Path]:
+def site_packages():
     """Where packages are installed; Debian's Python names folders, too, that a virtual environment does not have."""
     return [folder for folder in map(Path, site.getsitepackages()) if folder.is_dir()]
 
 
-def findings(sources: Path) -> dict[tuple, str]:
+def findings(sources):
     """All that the type checker says where vLLM's sources are those below `sources`, a sentence by place and kind.
 
     Sentences name types, which releases may write differently.
@@ -60,7 +60,7 @@ def findings(sources: Path) -> dict[tuple, str]:
     }
 
 
-def breaches(sources: Path, version: str, tested: dict[tuple, str]) -> list[str]:
+def breaches(sources, version, tested):
     """What a release breaks, a sentence each; `tested` is what `findings` are of the installed vLLM."""
     found = [sentence for place, sentence in findings(sources).items() if place not in tested]
     return found + [
@@ -70,14 +70,14 @@ def breaches(sources: Path, version: str, tested: dict[tuple, str]) -> list[str]
     ]
 
 
-def installed() -> tuple[Path, str]:
+def installed():
     for folder in site_packages():
         if (folder / "vllm").is_dir():
             return folder, importlib.metadata.version("vllm").partition("+")[0]
     raise SystemExit("error: vLLM is not installed, and releases are compared with the one that is")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"such as 0.33.0; all from {LOWEST} on without")
     parser.add_argument(

@@ -16,7 +16,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -29,7 +28,7 @@ SHAPE = Path(__file__).parents[2] / "resources/architectures/llama-3.1-8b.json"
 GPUS, NAME, MEMORY = 4, "NVIDIA H100 80GB HBM3", 80 << 30
 HALF = SwiftKVSpec(32, 16)
 # Variants and vLLM's settings.
-CASES: dict[str, tuple[SwiftKVSpec, dict[str, Any]]] = {
+CASES = {
     "plain": (HALF, {}),
     "across": (replace(HALF, key_value_group_size=4), {"kv_cache_dtype": "fp8"}),
     "eager": (HALF, {"enforce_eager": True}),
@@ -41,7 +40,7 @@ COMPUTED = np.array([0, 700, 90], dtype=np.int32)  # tokens of each request befo
 CPU = torch.device("cpu")
 
 
-def load_driver(folder: str) -> None:
+def load_driver(folder):
     """Load libcuda.so.1, which vLLM's libraries are linked with, or a library in which each function they call fails."""
     try:
         ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
@@ -57,7 +56,7 @@ def load_driver(folder: str) -> None:
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-def pretend() -> None:
+def pretend():
     """Make NVML and `torch.cuda` describe H100s; before anything asks for vLLM's platform."""
     properties = SimpleNamespace(
         name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, warp_size=32,
@@ -81,13 +80,13 @@ def pretend() -> None:
     registry._run_in_subprocess = lambda function: function()  # nothing is pretended in another process
 
 
-def _answer(module: Any, answers: dict[str, Any]) -> None:
+def _answer(module, answers):
     """Replace functions of a module by ones that return what `answers` has for their names."""
     for name, value in answers.items():
         setattr(module, name, lambda *arguments, _value=value, **named: _value)
 
 
-def engine_config(folder: str, spec: SwiftKVSpec, settings: dict[str, Any]) -> Any:
+def engine_config(folder, spec, settings):
     from vllm.engine.arg_utils import EngineArgs
 
     model = Path(tempfile.mkdtemp(dir=folder))
@@ -98,7 +97,7 @@ def engine_config(folder: str, spec: SwiftKVSpec, settings: dict[str, Any]) -> A
     ).create_engine_config()
 
 
-def chosen(config: Any) -> dict[str, Any]:
+def chosen(config):
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
@@ -186,7 +185,7 @@ def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main():
     printed = os.dup(1)
     os.dup2(2, 1)  # vLLM prints its log
     with tempfile.TemporaryDirectory() as folder:

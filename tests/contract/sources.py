@@ -14,19 +14,19 @@ PLATFORM = [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in (28, 31, 35)] 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 
 
-def releases(lowest: str) -> list[str]:
+def releases(lowest):
     """The last patch of every minor release from `lowest` on, oldest first."""
     listed = subprocess.run([*PIP, "index", "versions", "vllm"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"Available versions: (.+)", listed)
     assert found, listed
-    minors: dict[tuple[int, ...], Version] = {}
+    minors = {}
     for version in sorted(map(Version, found[1].split(", "))):
         if version >= Version(lowest) and not version.is_prerelease:
             minors[version.release[:2]] = version
     return [str(version) for version in minors.values()]
 
 
-def fetch(version: str, folder: Path) -> Path:
+def fetch(version, folder):
     """The folder that holds `vllm/**/*.py` of a release; downloads a wheel of some 300 MB where it is not there yet."""
     place = folder / version
     if not place.exists():

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.programs import ROOT, run
+from tests.programs import ROOT, succeed
 
 _vllm = find_spec("vllm")
 _kernels = Path(_vllm.origin).parent.glob("vllm_flash_attn/_vllm_fa3_C*.so") if _vllm and _vllm.origin else ()
@@ -18,9 +18,7 @@ GRAPHS = [case for case in CASES if case != "eager"]
 
 @pytest.fixture(scope="module")
 def chosen():
-    ended = run(sys.executable, ROOT / "tests/contract/pretend_h100.py")
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return json.loads(ended.stdout)
+    return json.loads(succeed(sys.executable, ROOT / "tests/contract/pretend_h100.py"))
 
 
 @pytest.mark.parametrize("case", CASES)

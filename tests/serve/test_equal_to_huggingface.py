@@ -13,7 +13,7 @@ COMPILED = {"fast": ("llama", 2, 2, {}), "own keys and values": ("llama", 2, 1, 
 
 
 @pytest.fixture(scope="module")
-def tails(eight) -> list[list[int]]:
+def tails(eight):
     """Prompts that begin like the eight and end like others."""
     return [prompt[: len(prompt) * 2 // 3] + eight[i - 1][-30:] for i, prompt in enumerate(eight)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.programs import ROOT, SNAKEMAKE, run
+from tests.programs import ROOT, SNAKEMAKE, succeed
 from tests.serve.conftest import engine_environment
 
 from pipeline.run.advise import advise
@@ -13,7 +13,7 @@ from pipeline.run.jobs import read_profile
 from swiftkv.io import read_json
 
 
-def readme() -> tuple[Path, Path]:
+def readme():
     """What README says becomes of an own model: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]
@@ -35,8 +35,7 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path, mon
     command = [SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--profile", profile]
     command += ["--configfile", profile / "override.yaml", tmp_path / "mine.yaml"]
     command += ["--", table.stem, made / served / "config.json"]
-    ended = run(*command, **engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"})
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    succeed(*command, **engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"})
 
     rows = (tmp_path / made / table).read_text()
     # At this scale another group size stands in for 4.

@@ -1,6 +1,5 @@
 """lm-eval gives the same answers and scores over vLLM with fast prefill as over transformers."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipeline.score.lm import CachedLM
 from pipeline.score.run import lm_eval_samples, measure_scores, read_off
 from pipeline.score.served import MAX_GEN_TOKS
 from pipeline.score.tasks import build_benchmark
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -37,7 +36,7 @@ GREEDY = {"do_sample": False, "max_gen_toks": 12}
 
 
 @pytest.fixture(scope="module")
-def requests(prompts, tokenizer) -> list[tuple[str, dict]]:
+def requests(prompts, tokenizer):
     """Chats, and plain texts, with every kind of setting; the last prompt is longer than the model's positions.
 
     No stop sequence is part of a special token's name: HFLM would stop at that or not, by what else is in the batch.
@@ -56,9 +55,9 @@ def requests(prompts, tokenizer) -> list[tuple[str, dict]]:
 def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
     folder = checkpoint("llama", 4, 4, answers=60)  # few tokens, 17 of them special
     generation = folder / "generation_config.json"
-    generation.write_text(json.dumps(read_json(generation) | {"repetition_penalty": 1.3}))
+    write_json(generation, read_json(generation) | {"repetition_penalty": 1.3})
     job = {"folder": str(folder), "engine": ENGINE, "requests": requests}
-    (tmp_path / "job.json").write_text(json.dumps(job))
+    write_json(tmp_path / "job.json", job)
     environment = engine_environment(tmp_path) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, Path(__file__).with_name("score.py"), tmp_path / "job.json", tmp_path / "answers.json"]
     with (tmp_path / "log").open("w") as log:
@@ -84,7 +83,7 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     save_swiftkv(student, folder, tokenizer=tokenizer)
     source = {key: None for key in ("kind", "id", "revision", "resolved")}
     source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
-    (tmp_path / "source.json").write_text(json.dumps(source))
+    write_json(tmp_path / "source.json", source)
 
     before = psutil.Process().children(recursive=True)
     measure_scores(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import urllib.request
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import openai
@@ -13,7 +12,6 @@ import torch
 from tests.serve.conftest import MARGIN, NGRAM, engine_environment, reference
 
 from pipeline.measure import worker
-from pipeline.measure.worker import Server
 from swiftkv.models import load_any
 
 pytestmark = pytest.mark.thorough
@@ -31,7 +29,7 @@ REFUSED = {
 }
 
 
-def serving(model: Path, place: Path, *options: str) -> AbstractContextManager[Server]:
+def serving(model, place, *options):
     """Serve a checkpoint as a user would, by its path, in float32 and eager; its log and caches are in `place`."""
     command = [
         str(Path(sys.executable).with_name("vllm")),
@@ -46,17 +44,17 @@ def serving(model: Path, place: Path, *options: str) -> AbstractContextManager[S
     return worker.serving(command, NAME, place / "log", engine_environment(place))
 
 
-def metric(server: Server, name: str) -> float:
+def metric(server, name):
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def client(server: Server) -> openai.AsyncOpenAI:
+def client(server):
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=600)
 
 
-async def ask(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int = 12, **changes):
+async def ask(client, prompt, max_tokens=12, **changes):
     """Token ids of one greedy answer, or the client's error."""
     body = {"return_token_ids": True, "ignore_eos": True} | changes.pop("extra", {})
     try:

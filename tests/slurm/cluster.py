@@ -14,10 +14,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+from tests.programs import alive
 
 ETC = Path("/etc/slurm")  # the only place a step's srun looks in: Snakemake strips SLURM_CONF from its environment
 FILES = ("slurm.conf", "gres.conf", "slurmdbd.conf")
@@ -37,10 +37,10 @@ grant all on accounting.* to slurm@'127.0.0.1';
 class Cluster:
     """The cluster in `folder`, where all that its daemons write is, their process ids and logs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def start(self) -> None:
+    def start(self):
         if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
             raise RuntimeError(f"{', '.join(missing)} not found: apt-get install {PACKAGES}")
         for name in FILES:
@@ -55,15 +55,15 @@ class Cluster:
             run("slurmd", "-c", "-N", node)
         self.wait(lambda: self.states() == {"idle"}, "the nodes are not idle")
 
-    def start_controller(self, *arguments: str) -> None:
+    def start_controller(self, *arguments):
         """Start slurmctld; it goes on with what its state folder has."""
         run("slurmctld", *arguments)
         self.wait(lambda: " is UP" in run("scontrol", "ping", check=False), "slurmctld does not answer")
 
-    def kill_controller(self) -> None:
+    def kill_controller(self):
         self._end("slurmctld", signal.SIGKILL)
 
-    def stop(self) -> None:
+    def stop(self):
         """Cancel all jobs, end all daemons and take the configuration away."""
         with contextlib.suppress(OSError):
             run("scancel", "--state=PENDING", "--state=RUNNING", "--user=root", check=False)
@@ -76,7 +76,7 @@ class Cluster:
             if (ETC / name).is_symlink() and (ETC / name).readlink().parent == self.folder:
                 (ETC / name).unlink()
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self):
         found = []
         for process in psutil.process_iter(["name", "cmdline", "status"]):
             if process.info["status"] == psutil.STATUS_ZOMBIE:  # has ended; in a container nobody may ask how
@@ -85,12 +85,12 @@ class Cluster:
             if process.info["name"] in DAEMONS or str(self.folder) in command:
                 found.append(process)
         # A daemon may have ended since the list was taken.
-        return [process for process in found if process.pid != os.getpid() and alive(process)]
+        return [process for process in found if process.pid != os.getpid() and alive(process.pid)]
 
-    def states(self) -> set[str]:
+    def states(self):
         return set(run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split())
 
-    def jobs(self) -> list[dict[str, str]]:
+    def jobs(self):
         """Every job so far, the oldest first: id, state, partition, comment (rule and wildcards), and the GPUs it asked for."""
         columns = {
             "id": "JobID",
@@ -104,11 +104,11 @@ class Cluster:
         rows = [[line[200 * i : 200 * (i + 1)].strip() for i in range(len(columns))] for line in lines]
         return sorted((dict(zip(columns, row, strict=True)) for row in rows), key=lambda job: int(job["id"]))
 
-    def job(self, number: str) -> dict[str, str]:
+    def job(self, number):
         words = run("scontrol", "--oneliner", "--detail", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, until: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
+    def wait(self, until, otherwise, seconds=60):
         """Wait until something holds; else the error has the ends of the logs."""
         deadline = time.monotonic() + seconds
         while not until():
@@ -117,7 +117,7 @@ class Cluster:
                 raise RuntimeError("\n".join([f"{otherwise} after {seconds:.0f} seconds", *logs]))
             time.sleep(0.1)
 
-    def _start_accounting(self) -> None:
+    def _start_accounting(self):
         database, socket = self.folder / "database", f"--socket={self.folder}/database.socket"
         if not database.exists():
             run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={database}", "--skip-test-db",
@@ -135,12 +135,12 @@ class Cluster:
         run("slurmdbd")
         self.wait(lambda: "pretend" in self._accounts(), "slurmdbd does not answer")
 
-    def _accounts(self) -> str:
+    def _accounts(self):
         for words in ("cluster pretend", f"account {ACCOUNT}", f"user root account={ACCOUNT}"):
             run("sacctmgr", "--immediate", "add", *words.split(), check=False)
         return run("sacctmgr", "--noheader", "list", "cluster", check=False)
 
-    def _write(self) -> None:
+    def _write(self):
         for part in ("state", "spool", "devices"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
@@ -170,7 +170,7 @@ class Cluster:
             (ETC / name).unlink(missing_ok=True)
             (ETC / name).symlink_to(self.folder / name)
 
-    def _end(self, name: str, number: int) -> None:
+    def _end(self, name, number):
         file = self.folder / f"{name}.pid"
         with contextlib.suppress(OSError, ValueError, psutil.Error):
             process = psutil.Process(int(file.read_text()))
@@ -178,19 +178,12 @@ class Cluster:
             process.wait(20)
 
 
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
+def running(folder):
     """A cluster that is gone afterwards, whatever happens."""
     cluster = Cluster(folder)
 
-    def end(number: int, frame: object) -> None:  # as `timeout` asks for it; the default leaves everything running
+    def end(number, frame):  # as `timeout` asks for it; the default leaves everything running
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, end)
@@ -202,7 +195,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
-def run(*command: str, check: bool = True) -> str:
+def run(*command, check=True):
     done = subprocess.run(command, capture_output=True, text=True)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stderr or done.stdout}")

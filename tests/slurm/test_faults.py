@@ -2,11 +2,9 @@
 
 import contextlib
 import csv
-import json
 import re
 import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import psutil
 import pytest
 from tests.slurm.cluster import run
 from tests.slurm.conftest import Workflow
+
+from swiftkv.io import read_json
 
 pytestmark = pytest.mark.slurm
 STEPS = 40
@@ -31,7 +31,7 @@ def undisturbed(cluster, tmp_path_factory):
     return workflow
 
 
-def fitted(folder: Path) -> Workflow:
+def fitted(folder):
     workflow = Workflow(folder)
     workflow.override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 4}
     workflow.override["models"]["tiny-random"]["gpus"]["distill"] = 2
@@ -49,16 +49,16 @@ def disturbed(undisturbed, tmp_path):
     return fitted(tmp_path)
 
 
-def begin(workflow: Workflow) -> tuple[subprocess.Popen, int]:
+def begin(workflow):
     """Start it and wait for its first state; the controller, and the step of that state."""
     controller, deadline = workflow.start(RECORD), time.monotonic() + 120
     while not (files := list((workflow.folder / STATE).glob("*/state.json"))):
         assert controller.poll() is None and time.monotonic() < deadline, "the training does not begin"
         time.sleep(0.05)
-    return controller, json.loads(files[0].read_text())["checkpoints"][0]["step"]
+    return controller, read_json(files[0])["checkpoints"][0]["step"]
 
 
-def ranks(workflow: Workflow) -> list[psutil.Process]:
+def ranks(workflow):
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -68,11 +68,11 @@ def ranks(workflow: Workflow) -> list[psutil.Process]:
     return found
 
 
-def jobs_of(cluster, workflow: Workflow) -> list[dict[str, str]]:
+def jobs_of(cluster, workflow):
     return [job for job in cluster.jobs() if cluster.job(job["id"]).get("WorkDir") == str(workflow.folder)]
 
 
-def same_result(workflow: Workflow, undisturbed: Workflow) -> bool:
+def same_result(workflow, undisturbed):
     """The same losses, every step once, and the same weights, bit for bit."""
     found = []
     for folder in (workflow.folder / "results/smoke", undisturbed.folder / "results/smoke"):
@@ -82,7 +82,7 @@ def same_result(workflow: Workflow, undisturbed: Workflow) -> bool:
     return found[:2] == found[2:] and len(found[0]) == STEPS
 
 
-def resumed(workflow: Workflow) -> int:
+def resumed(workflow):
     log = (workflow.folder / "results/smoke/logs/distill/tiny-random/swiftkv-50.log").read_text()
     return int(re.search(r"continuing after step (\d+)", log)[1])
 

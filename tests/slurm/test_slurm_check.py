@@ -13,7 +13,7 @@ def test_what_slurm_takes_is_not_refused(cluster):
     assert slurm.verdict(jobs(("distill", GPU_JOB), ("pack", CPU_JOB)), SETTINGS) == ([], [])
 
 
-@pytest.mark.parametrize(("job", "words"), FAULTS)
+@pytest.mark.parametrize("job, words", FAULTS)
 def test_a_fault_is_named(cluster, job, words):
     refused, waiting = slurm.verdict(jobs(("distill", job)), SETTINGS)
     (found,) = refused + waiting

@@ -7,9 +7,8 @@ import copy
 from functools import cache
 from importlib import import_module
 
-import yaml
 from snakemake.utils import update_config
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import KINDS
@@ -37,9 +36,9 @@ def shipped(pattern):
 
 @cache
 def _scale(name):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load((ROOT / "artifacts.yaml").read_text())
+    config = read_yaml(ROOT / "config.yaml") | read_yaml(ROOT / "artifacts.yaml")
     if name:
-        update_config(config, yaml.safe_load((ROOT / f"profiles/{name}/override.yaml").read_text()))
+        update_config(config, read_yaml(ROOT / f"profiles/{name}/override.yaml"))
     return config
 
 
@@ -105,8 +104,8 @@ def record(
         "result": result,
         **more,
         "provenance": {
-            "finished": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "git_commit": None, "git_dirty": None,
-            "python": "3.11", "libraries": {}, "hardware": H100 if config["models"][model]["gpus"]["score"] else CPU,
+            "finished": "2026-01-01T00:00:00+00:00",
+            "hardware": H100 if config["models"][model]["gpus"]["score"] else CPU,
         },
     }  # fmt: skip
 
@@ -116,9 +115,8 @@ def score(
 ):  # fmt: skip
     """A score; unavailable for a `reason`. `questions` are the values of each, in an order all such scores share."""
     known = {
-        "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "shots": 5, "seed": 42, "filter": "none",
-        "version": 1.0, "output_type": "multiple_choice", "chat_template": False, "fewshot_as_multiturn": False,
-        "fewshot": "random from split 'train', a draw a question", "generation": None, "limit": 200,
+        "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "seed": 42, "version": 1.0,
+        "output_type": "multiple_choice", "fewshot": "random from split 'train', a draw a question", "limit": 200,
     }  # fmt: skip
     result = None if reason else {"value": value, "stderr": 0.02, "n": 200, "n_total": 1267}
     if questions is not None:
@@ -150,16 +148,9 @@ def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
     }
 
 
-def reading(model, variant, layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
-    """A record of what a variant reads; the heads are a family's."""
-    result = {key: value for key, value in reading_result(layers, layer, bits, sha256).items() if key != "heads"}
-    return record("reading", model, variant, result, settings={"seed": 42})
-
-
 def training(model, variant, gpus=0):
     result = shipped("training/*/swiftkv-50.json") | {"hours": 2.0, "gpus": gpus}
-    settings = {"loss": "distillation", "start": "fitted" if "tuned" in variant else "copied"}
-    return record("training", model, variant, result, settings=settings)
+    return record("training", model, variant, result)
 
 
 def throughput(model, variant, point, tokens_per_second, *, reason=None):

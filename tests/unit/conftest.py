@@ -1,6 +1,7 @@
 """Inputs of whole trainings, one that ran undisturbed, and a model to be scored; a file may have others of its own."""
 
 import pytest
+from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import make_inputs, train
 from tests.unit.score_helpers import SHAPE, write_source
 
@@ -21,6 +22,6 @@ def finished(inputs, tmp_path_factory):
 
 
 @pytest.fixture
-def source(tmp_path, tiny_teacher):
+def source(tmp_path):
     """source.json of a tiny model in checkpoint/ beside it."""
     return write_source(tiny_teacher(**SHAPE), tmp_path)

@@ -1,14 +1,8 @@
 """Points and subjects for the tests of pipeline.measure."""
 
-import contextlib
-import json
-from pathlib import Path
-
-import psutil
-
 from pipeline.measure import run
 from pipeline.measure.dummy import dummy_checkpoint
-from pipeline.measure.point import Point, Subject, vllm_command
+from pipeline.measure.point import Subject, vllm_command
 from pipeline.measure.turns import Engines
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
@@ -37,39 +31,32 @@ LLAMA = {
 SPEC = SwiftKVSpec(num_hidden_layers=8, num_key_value_layers=4, key_value_group_size=2)
 
 
-def subject(folder: Path, **changes) -> Subject:
+def subject(folder, **changes):
     """An ordinary tiny model in `folder`, which gets its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    write_json(folder / "config.json", LLAMA)
     identity = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "revision": None, "resolved": None}
     fields = {"identity": identity, "variant": "baseline", "kv_cache": "auto", "weights": "original"}
     return Subject(**fields | {"folder": folder} | changes)
 
 
-def write_dummy(config: dict, spec: SwiftKVSpec | None, folder: Path) -> None:
+def write_dummy(config, spec, folder):
     """A folder without weights for a model with these dimensions."""
     write_json(folder.with_suffix(".json"), {"config": config})
     dummy_checkpoint(folder.with_suffix(".json"), spec, folder)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def command(subject: Subject, point: Point) -> list[str]:
+def command(subject, point):
     return vllm_command(subject, point, point.max_model_len(subject.config), point.memory(subject))
 
 
-def measure(subject: Subject, point: Point, work: Path) -> dict:
+def measure(subject, point, work):
     work.mkdir(exist_ok=True)
     with Engines(work / "vllm.log") as engines:
         return run.measure(subject, point, engines)
 
 
-def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
+def point(benchmark, gpus=0, threads=1, engine=None, **values):
     lengths = {"input_tokens": 100, "output_tokens": 16} if benchmark != "forward_time" else {}
     asked = {"measure": benchmark, "seed": 0, "engine": ENGINE | (engine or {})} | lengths | values
     return run.read_point("a-point", asked, gpus=gpus, threads=threads)

@@ -2,15 +2,13 @@
 configuration with the local scale's packaged questions, four of each."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import datasets
-import yaml
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml, write_lines
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
 CHATML = (
@@ -21,7 +19,7 @@ SHAPE = {"vocab_size": 320, "max_position_embeddings": 16384}
 SPEC = SwiftKVSpec(6, 3, 2)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer():
     """One token a byte; 0 pads, 1 and 2 open and close a message."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
@@ -33,7 +31,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_source(model: PreTrainedModel, folder: Path) -> Path:
+def write_source(model, folder):
     """Save a base checkpoint with tokenizer and the source.json that names it; returns the latter's path."""
     model.save_pretrained(folder / "checkpoint")
     byte_tokenizer().save_pretrained(folder / "checkpoint")
@@ -44,7 +42,7 @@ def write_source(model: PreTrainedModel, folder: Path) -> Path:
     return path
 
 
-def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> Path:
+def write_chats(path, number=6, before=()):
     chats = [
         {
             "id": f"chat/{index}",
@@ -57,31 +55,40 @@ def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> P
         }
         for index in range(number)
     ]
-    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    write_lines(path, chats)
     return path
 
 
-def arrow_file(folder: Path) -> Path:
-    rows = {
-        "sentence": [f"Ann met Bea and _ smiled {number}" for number in range(9)],
-        "option1": ["Ann"] * 9,
-        "option2": ["Bea"] * 9,
-        "answer": ["1", "2", "1"] * 3,
-    }
-    datasets.Dataset.from_dict(rows).save_to_disk(folder / "table")
+def scored(source, tasks, **changes):
+    """Score the model of a source on tasks; their records."""
+    from pipeline.score.run import measure_scores  # which takes seconds
+
+    outputs = [source.parent / f"{name}.json" for name in tasks]
+    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto", "seed": 3} | changes
+    measure_scores(source, **arguments, tasks=tasks, outputs=outputs)
+    return [read_json(output) for output in outputs]
+
+
+def winogrande(name, rows):
+    """Questions about someone of this name."""
+    sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
+    columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
+    return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
+
+
+def arrow_file(folder):
+    winogrande("Ann", 9).save_to_disk(folder / "table")
     return next((folder / "table").glob("*.arrow"))
 
 
-PAPER, LOCAL = (
-    yaml.safe_load((ROOT / file).read_text())["tasks"] for file in ("config.yaml", "profiles/local/override.yaml")
-)
+PAPER, LOCAL = (read_yaml(ROOT / file)["tasks"] for file in ("config.yaml", "profiles/local/override.yaml"))
 
 
-def entry(name: str, **changes: Any) -> dict[str, Any]:
+def entry(name, **changes):
     return PAPER[name] | LOCAL.get(name, {}) | {"limit": 4, "batch_size": 4} | changes
 
 
-def entries(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def entries(**changes):
     return {name.replace("_", "-"): entry(name.replace("_", "-"), **more) for name, more in changes.items()}
 
 

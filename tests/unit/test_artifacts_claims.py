@@ -84,7 +84,7 @@ def test_arithmetic_is_of_the_stated_model_and_agrees():
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "verdict"),
+    "value, low, high, verdict",
     [
         (1.8, 1.75, 1.85, AGREES),
         (1.8, 1.01, 1.9, UNDECIDED),
@@ -99,7 +99,7 @@ def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
 
 
 @pytest.mark.parametrize(
-    ("conditions", "reason"),
+    "conditions, reason",
     [
         ("Some Xeon, 2 cores, vLLM 0.32.0", "on Some Xeon in place of 1 × H100"),
         (H100.replace("bfloat16", "float32"), "float32 in place of bfloat16"),
@@ -167,7 +167,7 @@ def test_paired_differences_come_before_independent_ones():
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"),
+    "values, verdict",
     [((1.2, 1.4, 1.6), AGREES), ((1.2, 1.6, 1.4), UNDECIDED), ((1.6, 1.2, 1.4), OTHER), ((1.2, 1.21, 1.2), UNDECIDED)],
 )
 def test_what_rises_may_not_fall_between(values, verdict):
@@ -180,7 +180,7 @@ def test_what_rises_may_not_fall_between(values, verdict):
 
 
 @pytest.mark.parametrize(
-    ("role", "rows", "more", "reason"),
+    "role, rows, more, reason",
     [
         ("nobody", [], {}, "plays the role nobody"),
         ("small", [], {"absent": {"t": "no model"}}, "t is not made: no model"),

@@ -4,8 +4,7 @@ import csv
 import math
 
 import pytest
-import yaml
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 
 TABLES = {file.stem: file for file in (ROOT / "resources/paper").glob("*.csv")}
 TASKS = ("arc-challenge", "winogrande", "hellaswag", "truthfulqa", "mmlu", "mmlu-cot", "gsm8k")
@@ -28,7 +27,7 @@ def tables():
 
 @pytest.fixture(scope="module")
 def artifacts():
-    return yaml.safe_load((ROOT / "artifacts.yaml").read_text())["artifacts"]
+    return read_yaml(ROOT / "artifacts.yaml")["artifacts"]
 
 
 def mean_of_tasks(row):
@@ -68,7 +67,7 @@ def test_table_4_repeats_others(tables):
 
 
 def test_values_are_about_artifacts_and_models_that_are_known(tables, artifacts):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    config = read_yaml(ROOT / "config.yaml")
     models = {settings.get("published", name) for name, settings in config["models"].items()}
     for row in tables["values"]:
         assert row["model"] in {*models, ""} and row["variant"] in {*config["variants"], ""}, row

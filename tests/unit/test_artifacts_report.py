@@ -6,13 +6,13 @@ import shutil
 import subprocess
 
 import pytest
+from tests.conftest import refused
 from tests.unit.artifact_helpers import ROOT, scale, typed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import result, write_report
-from swiftkv.errors import UserError
 
 MADE = ("table1", "blog_figure1", "contents", "claims")  # of no measurement
 
@@ -78,5 +78,5 @@ def test_the_verdict_is_visible_in_a_wide_and_a_narrow_window(page, tmp_path, wi
 
 def test_without_artifacts_there_is_no_result(tmp_path):
     assert result({}) == ""
-    with pytest.raises(UserError, match="nothing is made yet"):
+    with refused("nothing is made yet"):
         write_report(tmp_path, tmp_path / "a", tmp_path / "b")

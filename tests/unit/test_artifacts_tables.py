@@ -10,21 +10,16 @@ import pytest
 from tests.unit.artifact_helpers import (
     LLAMA,
     PAPER,
-    ROOT,
     closeness,
     made,
-    reading,
     record,
     resolved,
     saved,
-    scale,
     score,
     throughput,
     training,
-    typed,
 )
 
-from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
 from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
@@ -86,24 +81,6 @@ def test_a_float32_cache_is_named_so_and_counted_in_16_bits(tmp_path):
         ["FP8", "1.00", "2.000×"],
     ]
     assert any("float32" in note for note in table.notes)
-
-
-READ = {"swiftkv-50": (5.0, 3.0, 9.0), "swiftkv-50-tuned": (4.0, 2.0, 8.0)}
-
-
-def test_reading_is_a_share_of_the_baselines_and_differences_are_of_the_same_passages(tmp_path):
-    """A passage saves the model 16 bits of three answers, and the variants 14 and 17; without it they take 3 bits more."""
-    columns = ["passage_kept_percent", "passage_read_percent"]
-    panels = [{"columns": columns}, {"columns": columns, "rows": "differences"}]
-    entry = resolved("table", models=["small"], variants=["baseline", *READ], panels=panels)
-    records = [reading(LLAMA, variant, 32, 16, bits) for variant, bits in READ.items()]
-    shares = text(made(entry, reading=saved(tmp_path, records)).grids[0])
-    assert [re.findall(r"\| (\d+)", line) for line in shares] == [["100", "100"], ["69", "88"], ["88", "106"]]
-    entry = resolved("table", models=["small"], variants=list(READ), panels=panels)
-    apart = made(entry, reading=saved(tmp_path, records)).values.query("against == 'swiftkv-50-tuned'")
-    assert apart["value"].tolist() == [100 * -3 / 16] * 2
-    other = reading(LLAMA, "swiftkv-50-tuned", 32, 16, sha256="other passages")
-    assert made(entry, reading=saved(tmp_path, [records[0], other])).values.query("against != ''").empty
 
 
 def test_answers_stand_side_by_side_and_their_differences_are_paired(tmp_path):
@@ -173,16 +150,6 @@ def test_labels_have_the_recipe_where_two_recipes_meet():
     for expected in (words, both):
         entry = resolved("table", models=["small"], variants=list(expected), panels=[{"columns": ["kl"]}])
         assert {variant: label(entry, variant) for variant in expected} == expected
-
-
-@pytest.mark.parametrize("name", ["table1", "blog_table2"])
-def test_flops_tables_equal_the_published_ones(name):
-    entry = contents.resolve(typed(scale()), name)
-    large = ROOT / "resources/architectures/llama-3.1-70b.json"
-    table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
-    printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
-    assert [variant.startswith("published") for variant in printed.index] == [False, True] * len(entry["cases"])
-    assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
 
 
 def test_numbers():

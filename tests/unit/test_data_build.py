@@ -9,6 +9,8 @@ import re
 import pytest
 from artifact_helpers import scale, typed
 from score_helpers import CHATML, byte_tokenizer, write_chats
+from tests.conftest import refused
+from tests.programs import write_lines
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
@@ -17,15 +19,10 @@ from pipeline.measure.client import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
 from swiftkv.distill.packing import tokenize
-from swiftkv.errors import UserError
+from swiftkv.io import read_json
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}
 TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}
-
-
-def write_lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
 
 
 def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
@@ -36,8 +33,8 @@ def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
     return (
         list(read_chats(train)),
         list(read_chats(held)),
-        json.loads(record.read_text()),
-        json.loads(other.read_text()),
+        read_json(record),
+        read_json(other),
     )
 
 
@@ -69,7 +66,7 @@ def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out_or_is_refused
     assert len(texts) == 85 - 20 and not {chat["messages"][0]["content"] for chat in held} & set(texts)
     assert [source["held_out"] for source in record["sources"]] == [10, 10] and record["held_out"] == 20
     (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(UserError, match="every chat of the data is held out"):
+    with refused("every chat of the data is held out"):
         build(tmp_path, [sums(tmp_path, 2, name="small")], heldout=39, heldout_sources=[first], seed=3)
     assert not (tmp_path / "train.jsonl").exists()
 
@@ -89,11 +86,10 @@ def test_whole_chats_and_gzip(tmp_path):
     chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
     bare = [{"from": "system", "value": ""}, *chat]
     shares = [{"conversations": turns} for turns in (bare, [*chat, {"from": "human", "value": " "}])]
-    packed = tmp_path / "x.jsonl.gz"
-    packed.write_bytes(gzip.compress(json.dumps({"doc": GOOD}).encode()))
+    packed = write_lines(tmp_path / "x.jsonl.gz", [{"doc": GOOD}])
     sources = [
         {"name": "s", "local": write_lines(tmp_path / "s.jsonl", shares), "chats": "sharegpt"},
-        {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
+        {"name": "m", "local": packed, "record": "doc", "chats": "messages"},
     ]
     train, held, record, _ = build(tmp_path, sources, heldout=1)
     whole = [("system", ""), ("user", "hello"), ("assistant", "hi")]
@@ -108,13 +104,13 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
     (folder / "bad.arrow").write_bytes(b"ARROW1 not really")
     (folder / "bad.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a", "answer": "b"}\n')[:-12])
     for name in ("bad.arrow", "bad.jsonl.gz"):
-        with pytest.raises(UserError, match=f"{name} is damaged"):
+        with refused(f"{name} is damaged"):
             build(tmp_path, [{"name": "bad", "local": str(folder / name), **TEMPLATES}])
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize(
-    ("source", "good", "bad"),
+    "source, good, bad",
     [
         (
             {"chats": "sharegpt"},
@@ -130,12 +126,12 @@ def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, s
     source = source | {"name": "c", "local": write_lines(tmp_path / "c.jsonl", [bad] + [good] * 99)}
     held = tmp_path / "held"
     draw_heldout([source], 1, 0, held, tmp_path / "record")
-    (identity,) = json.loads((tmp_path / "record").read_text())["sources"]
+    (identity,) = read_json(tmp_path / "record")["sources"]
     assert (identity["chats"], identity["refused"]) == (99, 1)
     form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
     assert f"1 of 100 chats are left out; the first: record 0 of data source 'c' {form}" in capsys.readouterr().out
     source["local"] = write_lines(tmp_path / "c.jsonl", [bad] * 2 + [good] * 98)
-    with pytest.raises(UserError, match="2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
+    with refused("2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
         draw_heldout([source], 1, 0, held, tmp_path / "record")
 
 
@@ -146,14 +142,6 @@ STRICT = "{% if 'x' in messages[0].content %}{{ raise_exception('roles must alte
 @pytest.fixture
 def tokenizer():
     return byte_tokenizer()
-
-
-def write_refused(path, refused, number=200):
-    """A file of chats of which `STRICT` refuses the last few."""
-    lines = write_chats(path, number).read_text().splitlines()
-    bad = json.dumps({"id": "bad", "source": "bad", "messages": [{"role": "user", "content": "x"}]})
-    path.write_text("\n".join(lines[: number - refused] + [bad] * refused) + "\n")
-    return path
 
 
 @pytest.mark.parametrize("day", [2, 3])
@@ -176,7 +164,9 @@ def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch, day)
 
 
 def test_chats_that_a_template_refuses_are_left_out_of_a_draw(tmp_path, tokenizer, capsys):
-    path = write_refused(tmp_path / "chats.jsonl", 2)
+    path = write_chats(tmp_path / "chats.jsonl", 198)
+    refused = {"id": "bad", "source": "bad", "messages": [{"role": "user", "content": "x"}]}
+    path.write_text(path.read_text() + 2 * f"{json.dumps(refused)}\n")
     expected = [
         tokenize_chat(tokenizer, chat["messages"], 50) for chat in choose_chats(path, 199, 4) if chat["id"] != "bad"
     ]
@@ -205,13 +195,13 @@ def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
 def test_damaged_chats_are_one_sentence(tmp_path, content):
     path = write_chats(tmp_path / "chats.jsonl", 1)
     path.write_text(path.read_text() + content)
-    with pytest.raises(UserError, match="chats.jsonl, line 2, is no chat"):
+    with refused("chats.jsonl, line 2, is no chat"):
         choose_chats(path, 1, 0)
     path.write_text("")
-    with pytest.raises(UserError, match="chats.jsonl holds no chat"):
+    with refused("chats.jsonl holds no chat"):
         choose_chats(path, 1, 0)
     path.unlink()
-    with pytest.raises(UserError, match="chats.jsonl does not exist"):
+    with refused("chats.jsonl does not exist"):
         choose_chats(path, 1, 0)
 
 

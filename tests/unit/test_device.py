@@ -7,7 +7,7 @@ from swiftkv import device
 
 
 @pytest.mark.parametrize(
-    ("has", "kernels", "expected"),
+    "has, kernels, expected",
     [
         ({"avx2"}, "AVX2", torch.float32),
         ({"avx512_f", "avx512_bf16"}, "AVX512", torch.bfloat16),

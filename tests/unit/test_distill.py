@@ -6,28 +6,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import as_trained, tiny_teacher
+from tests.conftest import as_trained, random_ids, refused, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
+from torch.testing import assert_close
 
 from swiftkv.distill import attention, losses
 from swiftkv.distill import progress as module
 from swiftkv.distill.progress import Clock
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
-from swiftkv.errors import UserError
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 
 SPEC, EXIT = SwiftKVSpec(6, 3, 2), SwiftKVSpec(6, 3, 2, early_exit=True)
 
 
-def recipe(**changes) -> Recipe:
+def recipe(**changes):
     return Recipe.from_dict(RECIPE | {"max_length": 32} | changes)
 
 
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(seed=0):
     """Two rows of 32 with samples of 10, 22 and of 5, 20, 7 (the last is padding)."""
-    ids = torch.randint(3, 128, (2, 32), generator=torch.Generator().manual_seed(seed))
+    ids = random_ids(2, 32, seed=seed)
     positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((10, 22), (5, 20, 7))])
     weights = torch.ones(2, 32)
     weights[1, 25:] = 0
@@ -38,7 +38,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("change", "spec", "said"),
+    "change, spec, said",
     [
         ({"adam_beta2": 1}, SPEC, "adam_beta2"),
         ({"logits_weight": 0}, SPEC, "nothing would be trained"),
@@ -54,7 +54,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(change, spec, said):
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         recipe(**change).check_spec(spec)
 
 
@@ -70,10 +70,10 @@ def test_steps_and_accumulation():
     assert recipe(batch_size=4, epochs=2).total_steps(10) == 5
     assert recipe(batch_size=4, max_steps=50, training_share=0.25).total_steps(10) == 12
     assert recipe(batch_size=4, epochs=2, training_share=0.01).total_steps(10) == 1
-    with pytest.raises(UserError, match="too few"):
+    with refused("too few"):
         recipe(batch_size=32, epochs=1).total_steps(10)
     assert recipe(batch_size=8, micro_batch_size=2).accumulation(2) == 2
-    with pytest.raises(UserError, match="not a multiple"):
+    with refused("not a multiple"):
         recipe(batch_size=8, micro_batch_size=2).accumulation(3)
 
 
@@ -122,7 +122,7 @@ def test_one_copy_of_frozen_weights(train):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "spec", "changes"),
+    "architecture, spec, changes",
     [
         ("llama", SPEC, {"hidden_state_weight": 3.0}),
         ("qwen2", EXIT, {}),
@@ -163,16 +163,16 @@ def test_step_is_the_plain_two_model_loss(architecture, spec, changes, monkeypat
         expected[2] = plain(early_logits(student, found.hidden_states[3]))
     if not settings.hidden_state_weight:
         expected[1] = torch.tensor(0.0)
-    torch.testing.assert_close(parts, torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+    assert_close(parts, torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
     whole = settings.logits_weight * (expected[0] + expected[2]) + 3 * expected[1]
-    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-6)
+    assert_close(total, whole, rtol=1e-4, atol=1e-6)
     whole.backward()
     for name, parameter in student.swiftkv_parameters().items():
-        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
+        assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("loss", "tokens"), [("distillation", "assistant"), ("lm", "assistant"), ("distillation", "assistant_unshifted")]
+    "loss, tokens", [("distillation", "assistant"), ("lm", "assistant"), ("distillation", "assistant_unshifted")]
 )
 def test_logits_of_the_assistants_tokens_only(loss, tokens):
     """Positions count whose next token, in the same sample, is the assistant's; all count in the hidden states' loss."""
@@ -189,8 +189,8 @@ def test_logits_of_the_assistants_tokens_only(loss, tokens):
     step = DistillationStep(base, SPEC, recipe(loss=loss, logits_tokens=tokens, **hidden))
     whole = DistillationStep(base, SPEC, recipe(loss=loss, **hidden))
     masked, parts = step(ids, positions, weights, assistant_mask=assistant)
-    torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
-    torch.testing.assert_close(parts[1], whole(ids, positions, weights)[1][1])
+    assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
+    assert_close(parts[1], whole(ids, positions, weights)[1][1])
     assert masked < whole(ids, positions, weights)[0]
 
 
@@ -203,7 +203,7 @@ def test_own_key_values_train_with_recomputed_layers_too(architecture):
         loss, _ = step(*batch(), assistant_mask=assistant)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in step.student.swiftkv_parameters().values())])
-    torch.testing.assert_close(*found)
+    assert_close(*found)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def run(time, clock, step, save, steps=10**5):
     return saved
 
 
-@pytest.mark.parametrize(("step", "save"), [(5, 10), (600, 2000)])
+@pytest.mark.parametrize("step, save", [(5, 10), (600, 2000)])
 def test_the_last_state_is_whole_before_the_job_ends(time, step, save):
     """However long a state takes, as long as one fits; and time is not thrown away."""
     saved = run(time, Clock(20, 1000.0, 24 * 60), step, save)
@@ -270,7 +270,7 @@ CPU = {"dtype": "float32", "max_length": 512}
 
 
 @pytest.mark.parametrize(
-    ("capability", "changes", "has_flash", "expected"),
+    "capability, changes, has_flash, expected",
     [
         (None, CPU | {"max_length": 2048}, True, "sdpa"),
         (None, CPU | {"attention": "flex_attention"}, True, "on GPUs only"),
@@ -290,7 +290,7 @@ def test_choice_of_attention(capability, changes, has_flash, expected, monkeypat
     monkeypatch.setattr(attention, "is_torch_flex_attn_available", lambda: True)
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     if " " in expected:
-        with pytest.raises(UserError, match=expected):
+        with refused(expected):
             attention.choose(recipe(**changes))
     else:
         assert attention.choose(recipe(**changes)) == expected
@@ -319,7 +319,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     from transformers import PreTrainedModel, masking_utils, modeling_flash_attention_utils
     from transformers.integrations import flex_attention as flex
 
-    def losses() -> list[torch.Tensor]:
+    def losses():
         steps = (
             DistillationStep(tiny_teacher(architecture), SPEC, recipe()),
             FineTuningStep(tiny_teacher(architecture), recipe(train="all", loss="lm")),
@@ -328,7 +328,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
         with torch.no_grad():  # FlexAttention has no backward pass on a CPU
             return [step(*batch())[0] for step in steps]
 
-    def set_name(model: PreTrainedModel, name: str) -> None:
+    def set_name(model, name):
         model.config._attn_implementation = name  # without asking whether the package is installed
 
     used = []
@@ -343,5 +343,5 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     monkeypatch.setattr(masking_utils, "create_block_mask", lambda _compile, **k: create_block_mask(**k))
     monkeypatch.setattr(attention, "choose", lambda *_: name)
     monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", set_name)
-    torch.testing.assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
+    assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
     assert used == [attention.PACKED] * 2 + [name] * 2

@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from pipeline.training import gpus_of
 from swiftkv import device
 from swiftkv.distill.progress import Machines
+from swiftkv.io import read_json
 
 pytestmark = pytest.mark.thorough
 
@@ -35,18 +36,6 @@ def wait_for_steps(process, folder, steps):
         time.sleep(0.002)
 
 
-def test_killed_twice_and_resumed_the_losses_are_the_same_bits(inputs, finished, tmp_path):
-    for steps in (4, 7):
-        process = subprocess.Popen(command(inputs, tmp_path), env=environment(), stderr=subprocess.DEVNULL)
-        wait_for_steps(process, tmp_path, steps)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "record.json").exists()
-    said = train(inputs, tmp_path)
-    assert "continuing after step" in said
-    assert_alike(tmp_path, finished)
-
-
 def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finished, tmp_path):
     shutil.copytree(finished / "state", tmp_path / "state")
     said = train(inputs, tmp_path)
@@ -54,7 +43,7 @@ def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finish
     assert f"continuing after step {total} of {total}" in said and "training" not in said
     assert (tmp_path / "log.csv").read_bytes() == (finished / "log.csv").read_bytes()
     assert_alike(tmp_path, finished)
-    results = [json.loads((folder / "record.json").read_text())["result"] for folder in (tmp_path, finished)]
+    results = [read_json(folder / "record.json")["result"] for folder in (tmp_path, finished)]
     assert results[0] == results[1]
 
 
@@ -62,7 +51,7 @@ def test_state_of_another_recipe_is_neither_used_nor_lost(inputs, finished, tmp_
     shutil.copytree(finished / "state", tmp_path / "state")
     said = train(inputs, tmp_path, recipe={"learning_rate": 2e-3, "max_steps": 2})
     assert "training from the start" in said and len(log(tmp_path)) == 2
-    states = [json.loads(file.read_text()) for file in (tmp_path / "state").glob("*/state.json")]
+    states = [read_json(file) for file in (tmp_path / "state").glob("*/state.json")]
     assert len(states) == 2 and all(entry["state_seconds"] > 0 for state in states for entry in state["checkpoints"])
 
 
@@ -88,7 +77,7 @@ def test_ranks_wait_while_the_first_writes_what_is_large():
         assert torch.distributed.distributed_c10d._get_default_timeout("nccl") > datetime.timedelta(minutes=70)
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(2, (2, 1)), (3, (2, 4))])
+@pytest.mark.parametrize("stage, ranks", [(2, (2, 1)), (3, (2, 4))])
 def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tmp_path, stage, ranks):
     """A training stopped at step 4 and continued by another number of ranks: losses within 1e-5 of one that was not."""
     changes = {"zero_stage": stage, "micro_batch_size": 1}
@@ -112,7 +101,7 @@ def test_torchrun_waits_as_long_as_a_job_tells_it(monkeypatch):
     assert LaunchConfig(1, 1, 1).shutdown_timeout == int(seconds) >= 1800  # 405B: 228 GB
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize("number, ranks", [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
 def test_a_signal_saves_the_state_and_ends_the_training(inputs, finished, tmp_path, number, ranks):
     """As SLURM sends it, to all processes of a job, torchrun among them."""
     changes = {"micro_batch_size": 1, "checkpoint_every": 1000}

@@ -98,9 +98,7 @@ def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, 
     assert named in ended.stderr and not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    ("place", "said"), [(".venv", "there is no NVIDIA driver"), ("shared", "error: .venv is a link")]
-)
+@pytest.mark.parametrize("place, said", [(".venv", "there is no NVIDIA driver"), ("shared", "error: .venv is a link")])
 def test_setup_keeps_the_kind_of_environment_that_is_there_and_empties_no_link(tmp_path, place, said):
     (tmp_path / place).mkdir()
     (tmp_path / place / "kind").write_text("gpu\n")
@@ -110,7 +108,7 @@ def test_setup_keeps_the_kind_of_environment_that_is_there_and_empties_no_link(t
 
 
 @pytest.mark.parametrize(
-    ("kind", "changed", "remade"), [("", "cpu", 1), ("", "gpu", 0), ("gpu", "cpu", 0), ("gpu", "gpu", 1)]
+    "kind, changed, remade", [("", "cpu", 1), ("", "gpu", 0), ("gpu", "cpu", 0), ("gpu", "gpu", 1)]
 )
 def test_an_environment_is_made_anew_when_its_own_lock_changed(tmp_path, kind, changed, remade):
     for place in ("Makefile", "pyproject.toml", "workflow/pyproject.toml", "envs/vllm-metadata/pyproject.toml"):
@@ -125,7 +123,7 @@ def test_an_environment_is_made_anew_when_its_own_lock_changed(tmp_path, kind, c
     assert subprocess.run(["make", "--question", ".venv/.ready"], cwd=tmp_path).returncode == remade
 
 
-@pytest.mark.parametrize(("version", "named"), [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])
+@pytest.mark.parametrize("version, named", [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])
 def test_the_check_of_an_environment_notices_another_version_and_a_torch_for_the_processor(tmp_path, version, named):
     shutil.copy(ENVS / "check.sh", tmp_path)
     (tmp_path / "gpu.lock").write_text(f"pytest=={version}\n")

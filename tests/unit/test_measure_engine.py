@@ -38,7 +38,7 @@ def test_a_cuda_log():
 
 
 @pytest.mark.parametrize(
-    ("words", "fast"),
+    "words, fast",
     [("prompt tokens skip 16 layers (for ...", True), ("every token runs at full depth", False), ("?", None)],
 )
 def test_the_mode_is_what_the_plugin_says(words, fast):
@@ -66,7 +66,7 @@ def test_too_little_memory_is_a_value(log):
 
 
 @pytest.mark.parametrize(
-    ("log", "sentence"),
+    "log, sentence",
     [
         (
             "(EngineCore pid=2) ERROR [x.py:2] RuntimeError: Worker failed with error 'Unsupported', please check\n"

@@ -1,10 +1,10 @@
 """One engine for the points of a job: each finished one is kept, and what fails fails alone."""
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
+from tests.conftest import refused
 from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
 
 import pipeline.records
@@ -14,7 +14,6 @@ from pipeline.measure.client import rate_result
 from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.job import ServingSettings, measure_points
 from pipeline.measure.point import Device
-from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
@@ -45,7 +44,7 @@ class Scale:
     def __init__(self, folder):
         self.folder, self.points = folder, {name: dict(point) for name, point in POINTS.items()}
         (folder / "m").mkdir()
-        (folder / "m/config.json").write_text(json.dumps(LLAMA))
+        write_json(folder / "m/config.json", LLAMA)
         source = {"kind": "local", "id": "tiny", "revision": None, "resolved": None, "path": str(folder / "m")}
         write_json(folder / "source.json", source)
 
@@ -115,6 +114,16 @@ def asked(monkeypatch):
     return done
 
 
+def fail_at(asked, error, *begins):
+    """Let what begins so fail: the start of an engine, or a job."""
+
+    def fail(what):
+        if what[: len(begins)] == begins:
+            raise error
+
+    asked.fail = fail
+
+
 def test_one_engine_measures_all_points(scale, asked):
     records = scale.run("short", "long", "steps")
     assert asked.starts() == [3200]  # ready for 3,000 and 16 tokens
@@ -125,12 +134,8 @@ def test_one_engine_measures_all_points(scale, asked):
 
 @pytest.mark.parametrize("error", [EngineFailure, FileNotFoundError])
 def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
-    def fail(what):
-        if what == ("decode", 32):
-            raise error("no steps with the whole batch")
-
-    asked.fail = fail
-    with pytest.raises(UserError, match="steps failed: no steps with the whole batch; kept: long, short"):
+    fail_at(asked, error("no steps with the whole batch"), "decode", 32)
+    with refused("steps failed: no steps with the whole batch; kept: long, short"):
         scale.run("short", "steps", "long")
     assert not (scale.folder / "serving").exists()
     asked.fail = lambda what: None
@@ -140,22 +145,14 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
 
 
 def test_an_engine_that_never_starts_is_not_tried_for_every_point(scale, asked):
-    def fail(what):
-        if what[0] == START:
-            raise EngineFailure("no module named x")
-
-    asked.fail = fail
-    with pytest.raises(UserError, match="long, short failed: no module named x; not tried: steps"):
+    fail_at(asked, EngineFailure("no module named x"), START)
+    with refused("long, short failed: no module named x; not tried: steps"):
         scale.run("short", "long", "steps")
     assert len(asked.starts()) == 2
 
 
 def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked):
-    def fail(what):
-        if what == (START, 3200):
-            raise OutOfMemory("vLLM has not enough memory")
-
-    asked.fail = fail
+    fail_at(asked, OutOfMemory("vLLM has not enough memory"), START, 3200)
     records = scale.run("short", "long")
     assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
     assert asked.starts() == [3200, 256]
@@ -163,12 +160,7 @@ def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(sca
 
 def ended(scale, asked, at, *names, **changes):
     """A job that is killed when it begins something."""
-
-    def kill(what):
-        if what == at:
-            raise KeyboardInterrupt
-
-    asked.fail = kill
+    fail_at(asked, KeyboardInterrupt, *at)
     with pytest.raises(KeyboardInterrupt):
         scale.run(*names, **changes)
     asked.fail = lambda what: None
@@ -230,7 +222,7 @@ def test_a_server_that_died_is_the_reason_that_is_said(scale, asked):
         )
 
     asked.fail = lambda what: fail(what) if what[0] != START else None
-    with pytest.raises(UserError, match="slow failed: the server died"):
+    with refused("slow failed: the server died"):
         scale.run("slow")
 
 

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 from score_helpers import byte_tokenizer
+from tests.conftest import refused
+from tests.programs import write_lines
 from tests.unit.measure_helpers import REPORT, point
 
 from pipeline.measure.client import chat_prompts, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, of_runs, search, sustained
-from swiftkv.errors import UserError
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came():
@@ -49,14 +50,14 @@ def test_chats_go_through_the_template(tmp_path):
     tokenizer.save_pretrained(tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
-        {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},
-        {"id": "2", "source": "x", "messages": [{"role": "user", "content": "word " * 300}]},
-        {"id": "3", "source": "x", "messages": [{"role": "assistant", "content": "Four."}]},
+        {"messages": [{"role": "user", "content": "What is two and two?"}]},
+        {"messages": [{"role": "user", "content": "word " * 300}]},
+        {"messages": [{"role": "assistant", "content": "Four."}]},
     ]
-    chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(chats, lines)
     opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]
     assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
-    with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
+    with refused("no chat whose opening fits into 3 tokens"):
         chat_prompts(tmp_path / "m", chats, 3, 0)
 
 
@@ -104,7 +105,7 @@ def test_the_boundary_is_bracketed_below_the_capacity(capacity):
 
 
 @pytest.mark.parametrize(
-    ("rates", "capacity", "ends", "measured"),
+    "rates, capacity, ends, measured",
     # Ascending, and two unsustained ones are enough.
     [([2, 1], 100, (2, None), [1, 2]), ([16, 8, 4], 1, (None, 4), [4, 8])],
 )
@@ -121,7 +122,7 @@ LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0, "run
 
 
 @pytest.mark.parametrize(
-    ("change", "good"),
+    "change, good",
     [
         ({}, True),
         ({"failed": 1}, False),

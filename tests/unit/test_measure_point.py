@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from score_helpers import byte_tokenizer
+from tests.conftest import refused, tiny_swiftkv
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
@@ -19,7 +20,6 @@ from pipeline.measure.run import cost, headline
 from pipeline.measure.turns import OWN
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -60,10 +60,10 @@ def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
     assert option(words(quantization="fp8"), "--quantization") == "fp8"
 
 
-@pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
+@pytest.mark.parametrize("prompt, output, length", [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
 def test_sequence_length_is_rounded_and_never_beyond_the_model(prompt, output, length):
     assert point("kv_capacity", input_tokens=prompt, output_tokens=output).max_model_len(LLAMA) == length
-    with pytest.raises(UserError, match="8193 positions, but the model has 8192"):
+    with refused("8193 positions, but the model has 8192"):
         point("kv_capacity", input_tokens=8000, output_tokens=193).max_model_len(LLAMA)
 
 
@@ -111,7 +111,7 @@ def test_a_cache_that_the_processor_has_no_kernel_for_is_a_record(tmp_path, monk
 DEVICE = served.Device("NVIDIA H100 80GB HBM3", 80 * GIBI)
 
 
-@pytest.mark.parametrize(("limit", "share"), [(None, 0.9), (40, 0.5), (80, 0.9)])
+@pytest.mark.parametrize("limit, share", [(None, 0.9), (40, 0.5), (80, 0.9)])
 def test_a_gpu_limit_is_a_share_of_the_device(tmp_path, monkeypatch, limit, share):
     monkeypatch.setattr(served, "devices", lambda: [DEVICE])
     asked = point("kv_capacity", gpus=1, memory_gib=limit)
@@ -141,7 +141,7 @@ def test_costs_are_those_of_the_cost_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "tokens", "tflops", "parameters"),
+    "name, gpus, tokens, tflops, parameters",
     [("llama-3.1-8b", 1, 30_000, 480, 8e9), ("llama-3.1-70b", 4, 16_000, 560, 70e9)],
 )
 def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters):
@@ -156,7 +156,7 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "quantization", "peak"),
+    "gpu, dtype, quantization, peak",
     [
         ("NVIDIA H100 80GB HBM3", "bfloat16", None, 989.4),
         ("NVIDIA H200", "bfloat16", "fp8", 1978.9),
@@ -168,7 +168,7 @@ def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantiza
     assert peak_tflops(gpu, dtype, quantization) == peak
 
 
-def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
+def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path):
     from swiftkv.models import save_swiftkv
 
     model = tiny_swiftkv("llama", num_key_value_layers=3, key_value_group_size=2)

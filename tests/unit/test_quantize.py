@@ -1,17 +1,16 @@
-"""FP8 weights (W8A8), held against plain arithmetic on the same numbers, and the per-token FP8 KV cache (Sec. 5.3)."""
-
-import json
+"""FP8 weights (W8A8), held against plain arithmetic on the same numbers, and numbers of the per-token FP8 KV cache."""
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import as_trained, randomise_biases, tiny_teacher
+from tests.conftest import as_trained, randomise_biases, refused, tiny_teacher
 from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
+from torch.testing import assert_close
 
-from swiftkv.errors import UserError
-from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
-from swiftkv.quantize.kv_cache import new_cache, round_trip
+from swiftkv.io import read_json, write_json
+from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.kv_cache import quantize as quantize_states
+from swiftkv.quantize.kv_cache import round_trip
 from swiftkv.quantize.linear import Float8Linear, dense_weight
 from swiftkv.spec import SwiftKVSpec
 
@@ -49,7 +48,7 @@ def rounded_inputs(model):
     return model
 
 
-@pytest.mark.parametrize(("dtype", "biased"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("dtype, biased", [(torch.float32, True), (torch.bfloat16, False)])
 def test_one_layer_is_the_product_of_the_rounded_numbers(dtype, biased):
     generator = torch.Generator().manual_seed(0)
     weight, states = torch.randn(48, 64, generator=generator), torch.randn(2, 5, 64, generator=generator).to(dtype)
@@ -70,7 +69,7 @@ def test_one_layer_is_the_product_of_the_rounded_numbers(dtype, biased):
     assert output.dtype == dtype and bool(((output.double() - expected).abs() <= bound.clamp(min=1e-5)).all())
     gradient = torch.randn(output.shape, generator=generator).to(dtype)
     output.backward(gradient)
-    torch.testing.assert_close(states.grad, gradient @ dense_weight(layer, dtype), rtol=0, atol=0)
+    assert_close(states.grad, gradient @ dense_weight(layer, dtype), rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -103,7 +102,7 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_roun
     model, stored = rewire(teacher, SPEC), load_file(folders / "rounded/model.safetensors")
     names = [f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (3, 4)]
     expected = (stored[names[0]] + stored[names[1]]) / 2
-    torch.testing.assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
+    assert_close(model.model.layers[3].self_attn.k_proj_swiftkv.weight, expected, rtol=0, atol=1e-6)
     query = model.model.layers[5].self_attn.q_proj_swiftkv.weight
     assert torch.equal(query, stored["model.layers.5.self_attn.q_proj.weight"])
     trained = as_trained(model).swiftkv_parameters()
@@ -111,23 +110,8 @@ def test_new_projections_start_as_what_the_fp8_ones_stand_for_and_are_saved_roun
     saved = load_file(student_folder / "model.safetensors")
     for name in (name for name in trained if f"{name}_scale" in saved):
         found = saved[name].float() * saved[f"{name}_scale"]
-        torch.testing.assert_close(found, trained[name].detach(), rtol=2**-4, atol=1e-3)
+        assert_close(found, trained[name].detach(), rtol=2**-4, atol=1e-3)
     assert sum(f"{name}_scale" in saved for name in trained) == 7
-
-
-@torch.no_grad()
-def test_save_and_load_come_back_to_the_same_bits(student_folder, tokens, tmp_path):
-    model = load_any(student_folder, torch.float32)
-    save_swiftkv(model, tmp_path / "again")
-    save_swiftkv(model, tmp_path / "student", keep_teacher_qkv=False)
-    first, again, student = (
-        load_file(folder / "model.safetensors") for folder in (student_folder, tmp_path / "again", tmp_path / "student")
-    )
-    assert first.keys() == again.keys() > student.keys()
-    assert all(torch.equal(tensor.float(), again[name].float()) for name, tensor in first.items())
-    assert {name.split(".")[4] for name in first.keys() - student.keys()} == {"q_proj", "k_proj", "v_proj"}
-    alone = load_swiftkv(tmp_path / "student", torch.float32)
-    assert alone.model.student_only and torch.equal(alone(tokens).logits, model(tokens).logits)
 
 
 @torch.no_grad()
@@ -144,7 +128,7 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
 
 
 @pytest.mark.parametrize(
-    ("scheme", "tensors", "sentence"),
+    "scheme, tensors, sentence",
     [
         ({"quant_method": "fbgemm_fp8"}, {}, "quant_method is 'fbgemm_fp8'"),
         ({"format": "pack-quantized"}, {}, "format is 'pack-quantized'"),
@@ -156,16 +140,16 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
     ],
 )
 def test_another_scheme_or_tensor_is_refused(folders, tmp_path, scheme, tensors, sentence):
-    config = json.loads((folders / "fp8/config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION | scheme}))
+    config = read_json(folders / "fp8/config.json")
+    write_json(tmp_path / "config.json", config | {"quantization_config": QUANTIZATION | scheme})
     changed = {f"model.layers.2.mlp.up_proj.{name}": tensor for name, tensor in tensors.items()}
     weights = load_file(folders / "fp8/model.safetensors") | changed
     save_file({name: weight for name, weight in weights.items() if weight is not None}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=sentence):
+    with refused(sentence):
         load_base(tmp_path)
 
 
-def states(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def states(dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     spread = torch.logspace(-3, 2, 7)[:, None]  # tokens of very different size
     return (torch.randn(2, 3, 7, 16, generator=generator) * spread).to(dtype)
@@ -182,21 +166,3 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads_and_finite():
     back = round_trip(exact)
     assert back.isfinite().all()
     assert torch.equal(back[:, :, [0, 2]], torch.zeros(1, 2, 2, 4))
-
-
-def logits(model, tokens, kv_cache: str, pieces: tuple[int, ...]) -> torch.Tensor:
-    cache = new_cache(kv_cache, model.config)
-    with torch.no_grad():
-        return torch.cat(
-            [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split(pieces, dim=1)], dim=1
-        )
-
-
-def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
-    for model in tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2):
-        model.double()  # float32 sums in another order would tip a few values to the next FP8 number
-        model.set_experts_implementation("eager")  # torch's grouped product has no float64
-        full = logits(model, tokens, "fp8", (24,))
-        assert not torch.allclose(full, logits(model, tokens, "auto", (24,)), rtol=1e-3)
-        bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
-        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, *[1] * 8)), full, rtol=bound, atol=bound)

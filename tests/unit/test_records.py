@@ -3,9 +3,9 @@
 import subprocess
 
 import pytest
+from tests.conftest import refused
 
 from pipeline import records
-from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 
 
@@ -19,7 +19,7 @@ def test_others_may_read_what_was_written(tmp_path):
 
 
 def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch):
-    def git(*words: str) -> None:
+    def git(*words):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)
 
     monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
@@ -38,7 +38,7 @@ def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch)
 
 def test_a_failed_write_leaves_what_was_there_and_a_damaged_file_is_named(tmp_path):
     write_json(tmp_path / "record.json", {"a": 1})
-    with pytest.raises(UserError, match="record.json is not written: one of its numbers is NaN"):
+    with refused("record.json is not written: one of its numbers is NaN"):
         write_json(tmp_path / "record.json", {"a": float("nan")})
     with pytest.raises(RuntimeError), atomic_path(tmp_path / "folder") as scratch:
         scratch.mkdir()
@@ -47,5 +47,5 @@ def test_a_failed_write_leaves_what_was_there_and_a_damaged_file_is_named(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
     for content in ("{", "\xff"):
         (tmp_path / "record.json").write_text(content, encoding="latin-1")
-        with pytest.raises(UserError, match="record.json is not valid JSON"):
+        with refused("record.json is not valid JSON"):
             read_json(tmp_path / "record.json")

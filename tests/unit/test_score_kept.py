@@ -1,18 +1,16 @@
 """A score that is killed and started again is the score of an undisturbed job, and computes only what was lost."""
 
 import functools
-import gzip
-import json
-from pathlib import Path
 
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer
+from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer, scored
+from tests.conftest import tiny_teacher
+from tests.programs import write_lines
 from transformers import LlamaForCausalLM
 
 from pipeline.records import KeptAnswers
 from pipeline.score.lm import NODES, CachedLM
-from pipeline.score.run import measure_scores
 from swiftkv.io import read_json
 from swiftkv.models import load_any
 
@@ -34,7 +32,7 @@ def passes(monkeypatch):
         number += 1
         return forward(*args, **kwargs)
 
-    def run(score, last: int | None = None) -> int:
+    def run(score, last=None):
         nonlocal number, limit
         number, limit = 0, last
         score()
@@ -45,24 +43,19 @@ def passes(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory) -> dict:
+def tasks(tmp_path_factory):
     """One task of log-likelihoods, with a number for each question, and one of generated answers."""
     folder = tmp_path_factory.mktemp("questions")
-    with gzip.open(folder / "g.jsonl.gz", "wt") as file:
-        for number in range(8):
-            row = {"question": "1 + " * number + "1?", "answer": f"One by one {'and one ' * number}#### {number + 1}"}
-            file.write(json.dumps(row) + "\n")
+    sums = [
+        {"question": "1 + " * number + "1?", "answer": f"One by one {'and one ' * number}#### {number + 1}"}
+        for number in range(8)
+    ]
+    write_lines(folder / "g.jsonl.gz", sums)
     few = {"source": {"local": str(folder), "splits": {"test": "g.jsonl.gz"}}, "shots": 0, "limit": 7, "batch_size": 2}
     return {"bits": PANEL["gsm8k-bits"] | few, "asked": TASKS["gsm8k"] | few | {"max_gen_toks": 3}}
 
 
-def score(source: Path, tasks: dict, state: Path | None, **changes) -> None:
-    outputs = [source.parent / f"{name}.json" for name in tasks]
-    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto", "seed": 3} | changes
-    measure_scores(source, **arguments, tasks=tasks, outputs=outputs, state=state)
-
-
-def written(source: Path, tasks: dict) -> list[dict]:
+def written(source, tasks):
     records = [read_json(source.parent / f"{name}.json") for name in tasks]
     return [{key: value for key, value in record.items() if key != "provenance"} for record in records]
 
@@ -73,13 +66,13 @@ def test_a_killed_score_goes_on(source, tasks, passes, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pipeline.score.run.load_lm", load)
     monkeypatch.setitem(NODES, "cpu", 60)
-    state, run = tmp_path / "state", functools.partial(score, source, tasks, kv_cache="fp8")
-    every = passes(lambda: run(None))
+    state, run = tmp_path / "state", functools.partial(scored, source, tasks, kv_cache="fp8")
+    every = passes(lambda: run(state=None))
     undisturbed = written(source, tasks)
     for _ in range(2):  # in the first task, and in the second
         with pytest.raises(Killed):
-            passes(lambda: run(state), last=every // 3)
-    rest = passes(lambda: run(state))
+            passes(lambda: run(state=state), last=every // 3)
+    rest = passes(lambda: run(state=state))
     assert written(source, tasks) == undisturbed
     assert len(set(undisturbed[0]["result"]["questions"]["values"])) == 7
     assert "fp8_keys" in undisturbed[1]["result"]
@@ -87,16 +80,16 @@ def test_a_killed_score_goes_on(source, tasks, passes, tmp_path, monkeypatch):
     assert not state.exists()
 
 
-def test_answers_of_other_weights_are_not_taken(source, tasks, passes, tmp_path, tiny_teacher):
+def test_answers_of_other_weights_are_not_taken(source, tasks, passes, tmp_path):
     state = tmp_path / "state"
     with pytest.raises(Killed):
-        passes(lambda: score(source, tasks, state), last=10)
+        passes(lambda: scored(source, tasks, state=state), last=10)
     other = tiny_teacher(**SHAPE)
     other.model.layers[0].mlp.up_proj.weight.data.neg_()
     other.save_pretrained(source.parent / "checkpoint")  # of the same size, at the same place
-    every = passes(lambda: score(source, tasks, None))
+    every = passes(lambda: scored(source, tasks))
     fresh = written(source, tasks)
-    assert passes(lambda: score(source, tasks, state)) == every
+    assert passes(lambda: scored(source, tasks, state=state)) == every
     assert written(source, tasks) == fresh
 
 
@@ -105,10 +98,10 @@ def test_answers_stay_until_an_unavailable_source_is_back(source, tasks, passes,
     fetched.mkdir()
     (fetched / "source.json").write_text('{"status": "unavailable", "reason": "the hub is silent"}')
     every = tasks | {"truthfulqa": TRUTHFULQA}
-    first = passes(lambda: score(source, every, tmp_path / "state", fetched=[fetched]))
+    first = passes(lambda: scored(source, every, state=tmp_path / "state", fetched=[fetched]))
     records = written(source, every)
     assert records[-1]["status"] == "unavailable" and records[-1]["reason"] == "the hub is silent"
-    assert passes(lambda: score(source, every, tmp_path / "state", fetched=[fetched])) < first / 10
+    assert passes(lambda: scored(source, every, state=tmp_path / "state", fetched=[fetched])) < first / 10
     assert written(source, every) == records
 
 

@@ -7,10 +7,10 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
+from tests.conftest import refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.score import lm as module
 from pipeline.score.lm import CachedLM
-from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.quantize.kv_cache import new_cache
 from swiftkv.spec import SwiftKVSpec
@@ -27,7 +27,7 @@ PAIRS = [
 
 
 @pytest.fixture(params=["base", "swiftkv", "own", "latent"])
-def model(request, tiny_teacher, tiny_swiftkv):
+def model(request):
     # float64: an FP8 cache turns float32's last bits into visible steps.
     if request.param == "base":
         return tiny_teacher(**SHAPE).double()
@@ -38,7 +38,7 @@ def model(request, tiny_teacher, tiny_swiftkv):
     return model
 
 
-def requests(kind: str, arguments: list) -> list[Instance]:
+def requests(kind, arguments):
     return [Instance(kind, {}, argument, number) for number, argument in enumerate(arguments)]
 
 
@@ -61,7 +61,7 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, nodes, monkeypatch)
         assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
 
 
-def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(tiny_teacher):
+def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded():
     """As GPUs run it: the logits are bfloat16, and what is computed of them is float32. In bfloat16 the sums here have
     steps of up to 8 nats."""
     model, answer = tiny_teacher(dtype=torch.bfloat16, **SHAPE), " they are those that you have been asked for" * 4
@@ -87,14 +87,14 @@ def test_long_contexts_lose_their_start(model):
     assert long[0] == pytest.approx(short[0])
 
 
-def test_what_is_no_number_is_no_answer(tiny_teacher):
+def test_what_is_no_number_is_no_answer():
     model = tiny_teacher(**SHAPE)
     model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
     lm = CachedLM(model, byte_tokenizer(), batch_size=2)
-    with pytest.raises(UserError, match="a log-likelihood is nan: the weights are damaged"):
+    with refused("a log-likelihood is nan: the weights are damaged"):
         lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     settings = {"until": [], "max_gen_toks": 3, "do_sample": False}
-    with pytest.raises(UserError, match="the logits of an answer are NaN: the weights are damaged"):
+    with refused("the logits of an answer are NaN: the weights are damaged"):
         lm.generate_until(requests("generate_until", [(PREFIX, settings)]), disable_tqdm=True)
 
 

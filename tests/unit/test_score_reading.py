@@ -1,12 +1,13 @@
 """What a prompt still gives: bits of answers with and without its text."""
 
-import json
 import math
 
 import pytest
 import torch
 from artifact_helpers import reading_result
 from score_helpers import byte_tokenizer
+from tests.conftest import random_ids, tiny_teacher
+from tests.programs import write_lines
 
 from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.reading import differences
@@ -14,6 +15,7 @@ from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
 from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, shares_lower, tasks
+from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -31,7 +33,7 @@ def questions(tmp_path):
         }
         for n in range(6)
     ]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    write_lines(tmp_path / "train.jsonl", chats)
     return tmp_path / "train.jsonl"
 
 
@@ -70,12 +72,12 @@ def test_heads_that_look_back_are_told_from_each_other():
 
 
 @pytest.mark.parametrize(
-    ("own", "group", "changed"), [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
+    "own, group, changed", [(False, 1, False), (True, 1, False), (False, 2, False), (False, 1, True)]
 )
-def test_bits_are_those_of_the_whole_model(tiny_teacher, architecture, own, group, changed):
+def test_bits_are_those_of_the_whole_model(architecture, own, group, changed):
     """Only the rows of the answer are computed in layers >= l, from the unchanged model's pass where its weights are shared."""
     teacher = tiny_teacher(architecture)
-    document = Document(tuple(torch.randint(3, 128, (30,), generator=torch.Generator().manual_seed(1)).tolist()), 24)
+    document = Document(tuple(random_ids(30, seed=1).tolist()), 24)
     specs = [SwiftKVSpec(6, layer, group, own_key_values=own) for layer in (2, 4)]
     members = {spec.num_key_value_layers: rewire(teacher, spec).eval() for spec in specs}
     for model in members.values() if changed else ():
@@ -118,7 +120,7 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
     monkeypatch.setattr(reading, "answer_bits", answer_bits)
     again = measure_reading(*arguments, tmp_path / "out.json", **more)
     assert again["result"] == whole["result"] and not (tmp_path / "state").exists()
-    assert json.loads((tmp_path / "out.json").read_text()) == again
+    assert read_json(tmp_path / "out.json") == again
 
     members = whole["result"]["members"]
     assert [(member["layer"], member["flops"] < 1) for member in members] == [(6, False), (2, True), (4, True)]

@@ -1,17 +1,17 @@
 """Scores and their records: tasks of Table B.1, those for small models, questions fetched of the hub, and what vLLM may score."""
 
-import gzip
 import json
 import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import lm_eval.tasks
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry
+from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, scored, winogrande
+from tests.conftest import refused
+from tests.programs import write_lines
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
 from pipeline.score import fetch
@@ -19,16 +19,13 @@ from pipeline.score.lm import CachedLM
 from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.served import check_task
 from pipeline.score.tasks import build_benchmark, read_table
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
 
 
-def score(source: Path, name: str, task: dict, **changes) -> dict:
-    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
-    output = source.parent / "out.json"
-    measure_scores(source, **arguments, tasks={name: task}, seed=3, outputs=[output])
-    return json.loads(output.read_text())
+def score(source, name, task, **changes):
+    (record,) = scored(source, {name: task}, **changes)
+    return record
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -47,7 +44,7 @@ def test_score_record(name, source):
     assert str(source.parent) not in json.dumps(record)
 
 
-def bits_of(model, tokenizer, prompt: str, answer: str) -> float:
+def bits_of(model, tokenizer, prompt, answer):
     """Bits per byte of an answer, by one plain forward pass."""
     context, whole = tokenizer(prompt)["input_ids"], tokenizer(prompt + answer)["input_ids"]
     with torch.inference_mode():
@@ -56,8 +53,8 @@ def bits_of(model, tokenizer, prompt: str, answer: str) -> float:
     return -likely / math.log(2) / len(answer.removeprefix(" ").encode())
 
 
-@pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
-def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher):
+@pytest.mark.parametrize("name, begins", [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
+def test_bits_per_byte_are_those_of_the_model(name, begins, source):
     """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
     task = PANEL[name]
     record = score(source, name, task)
@@ -76,9 +73,7 @@ def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source,
     """The questions are computed once, and the bits are those of the right choice alone."""
     computed, compute, names = [], CachedLM._score, ("arc-easy-bits", "arc-easy")
     monkeypatch.setattr(CachedLM, "_score", lambda *what: computed.append(what) or compute(*what))
-    outputs = [source.parent / f"{name}.json" for name in names]
-    measure_scores(source, None, "v", None, "auto", {name: PANEL[name] for name in names}, seed=3, outputs=outputs)
-    in_bits, accurate = (json.loads(output.read_text())["result"] for output in outputs)
+    in_bits, accurate = (record["result"] for record in scored(source, {name: PANEL[name] for name in names}))
     together = len(computed)
     assert score(source, "arc-easy", PANEL["arc-easy"])["result"] == accurate and len(computed) == 2 * together
     (built,) = build_benchmark(PANEL["arc-easy-bits"], seed=3).tasks.values()
@@ -90,7 +85,7 @@ def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source,
     assert in_bits["questions"]["values"] == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize(("context", "answer"), [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
+@pytest.mark.parametrize("context, answer", [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
 def test_bits_are_over_the_bytes_that_were_scored(context, answer):
     assert bits_per_byte({"arguments": [(context, answer)], "resps": [[(-math.log(16), False)]]}) == 2
 
@@ -119,18 +114,16 @@ def test_ifeval_scores_an_answer(source):
     folder.mkdir()
     questions = {"local": str(folder), "splits": {"train": "*.jsonl.gz"}}
     prompt = {"key": 1, "prompt": "Say nothing with commas.", "instruction_id_list": ["punctuation:no_comma"]}
-    with gzip.open(folder / "train.jsonl.gz", "wt") as file:
-        file.write(json.dumps(prompt | {"kwargs": [{}]}) + "\n")
+    write_lines(folder / "train.jsonl.gz", [prompt | {"kwargs": [{}]}])
     record = score(source, "ifeval", entry("ifeval", max_gen_toks=3, source=questions))
     assert record["result"]["n"] == 1
 
 
 def test_columns_are_made_of_the_record(tmp_path):
-    with gzip.open(tmp_path / "t.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"doc": {"query": "a", "choices": ["b"]}}) + "\n")
+    write_lines(tmp_path / "t.jsonl.gz", [{"doc": {"query": "a", "choices": ["b"]}}])
     assert read_table(tmp_path / "t.jsonl.gz", {"text": "{{ query }} {{ choices[0] }}"})["text"] == ["a b"]
     assert read_table(arrow_file(tmp_path), {"both": "{{ option1 }}/{{ option2 }}"})["both"][0] == "Ann/Bea"
-    with pytest.raises(UserError, match="do not fit the records .*'answer' is undefined"):
+    with refused("do not fit the records .*'answer' is undefined"):
         read_table(tmp_path / "t.jsonl.gz", {"text": "{{ answer }}"})
 
 
@@ -156,7 +149,7 @@ GSM8K = TASKS["gsm8k"]
 @pytest.mark.parametrize("settings", [{"do_sample": True, "temperature": 0.5}, {"temperature": 0.5}])
 def test_a_task_that_samples_is_refused(settings):
     check_task("t", {"do_sample": False, "temperature": 0.5, "until": []})
-    with pytest.raises(UserError, match="samples"):
+    with refused("samples"):
         check_task("t", settings)
 
 
@@ -164,9 +157,9 @@ def test_scoring_says_what_it_lacks(source, tmp_path):
     # Asked first, while no other model holds the memory.
     tasks = {"transformers": GSM8K, "vllm": GSM8K | {"engine": {"gpus": 0}}}
     outputs = [tmp_path / f"{name}.json" for name in tasks]
-    with pytest.raises(UserError, match="needs --engine-log"):
+    with refused("needs --engine-log"):
         measure_scores(source, None, "baseline", None, "auto", tasks, 0, outputs)
-    with pytest.raises(UserError, match="fetched to"):
+    with refused("fetched to"):
         measure_scores(source, None, "v", None, "auto", {"t": GSM8K | {"source": None}}, 0, outputs[:1])
     assert not any(output.exists() for output in outputs)
 
@@ -174,16 +167,10 @@ def test_scoring_says_what_it_lacks(source, tmp_path):
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
 
 
-def table(name: str, rows: int) -> datasets.Dataset:
-    sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
-    columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
-    return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
-
-
 @pytest.fixture
-def fetched(tmp_path, monkeypatch) -> Path:
+def fetched(tmp_path, monkeypatch):
     """Questions as they are fetched of a hub that has them."""
-    calls, splits = [], {"train": table("Cid", 12), "validation": table("Ann", 9)}
+    calls, splits = [], {"train": winogrande("Cid", 12), "validation": winogrande("Ann", 9)}
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
@@ -194,19 +181,17 @@ def fetched(tmp_path, monkeypatch) -> Path:
 
 def test_they_are_scored_offline_unless_they_were_damaged(fetched, source, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
-    tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
-    measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=[output], fetched=[fetched])
-    record = read_json(output)
+    record = score(source, "winogrande", WINOGRANDE, fetched=[fetched])
     assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": "abc123"}
     assert (record["result"]["n"], record["result"]["n_total"]) == (3, 9)
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
     os.truncate(fetched / "000/validation/data-00000-of-00001.arrow", 300)
-    with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
+    with refused("missing or damaged .*; delete it and run again"):
         build_benchmark(WINOGRANDE, 3, fetched)
 
 
-def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
+def fetch_from(source, folder, task="truthfulqa_mc2"):
     fetch.fetch_questions({"task": task, "source": source}, folder / "q")
 
 
@@ -219,7 +204,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
     for source in (None, {"hub": "truthfulqa/truthful_qa"}):
-        with pytest.raises(UserError, match="truthfulqa/truthful_qa.*cannot be reached"):
+        with refused("truthfulqa/truthful_qa.*cannot be reached"):
             fetch_from(source, tmp_path)
         assert not (tmp_path / "q").exists()
     fetch_from({"hub": "google/IFEval", "optional": True}, tmp_path, "ifeval")

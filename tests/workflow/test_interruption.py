@@ -9,14 +9,14 @@ import time
 
 import psutil
 import yaml
-from tests.programs import ROOT, SNAKEMAKE, environment, run, snakemake
+from tests.programs import ROOT, SNAKEMAKE, environment, read_yaml, run, snakemake
 
 STEPS = 24
 
 
 def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
     # The smoke configuration, writing to a folder of its own and training a little longer.
-    override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+    override = read_yaml(ROOT / "profiles/smoke/override.yaml")
     override["pathvars"] = {name: str(tmp_path / name) for name in ("results", "logs", "benchmarks")}
     small = {"dtype": "float32", "teacher_states": "online", "max_length": 64}
     override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 2, **small}

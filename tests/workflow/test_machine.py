@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import yaml
-from tests.programs import ROOT, run, snakemake, write_program
+from tests.programs import ROOT, read_yaml, run, snakemake, write_program
 
 from pipeline import gpus
 
-SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+SMOKE = read_yaml(ROOT / "profiles/smoke/override.yaml")
 TINY = "results/smoke/{}/tiny-random"
 TARGETS = [
     "results/smoke/scores/tiny-random-moe/baseline/auto/hellaswag.json",
@@ -120,7 +120,7 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 
 
-@pytest.mark.parametrize(("visible", "taken"), [(None, "0,1"), ("7,5,3,1", "7,5")])
+@pytest.mark.parametrize("visible, taken", [(None, "0,1"), ("7,5,3,1", "7,5")])
 def test_a_job_takes_no_more_gpus_than_it_asks_for(monkeypatch, visible, taken):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from tests.programs import ROOT, run
+from tests.programs import ROOT, read_yaml, run
 from tests.unit.slurm_stand_ins import install
 
 TABLE = "results/tables/table2.tex"
@@ -15,8 +15,8 @@ FOR_THE_PROCESSOR = r"jobs ask for GPUs, and in \S+ torch is a build for the pro
 @pytest.fixture
 def site(tmp_path):
     """A copy of profiles/slurm in a folder of its own, for a cluster of stand-ins."""
-    profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
-    own = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())
+    profile = read_yaml(ROOT / "profiles/slurm/profile.yaml")
+    own = read_yaml(ROOT / "profiles/slurm/site.yaml")
     install(tmp_path / "bin")
     (tmp_path / "queue").touch()
     generate = ["generate-slurm-partition-config", "--output", tmp_path / "partitions.yaml"]
@@ -33,9 +33,7 @@ def site(tmp_path):
 
 
 def test_the_profiles_partitions_are_as_the_plugin_writes_them(site):
-    written, shipped = (
-        yaml.safe_load((folder / "partitions.yaml").read_text()) for folder in (site.folder, ROOT / "profiles/slurm")
-    )
+    written, shipped = (read_yaml(folder / "partitions.yaml") for folder in (site.folder, ROOT / "profiles/slurm"))
     assert written == shipped
 
 

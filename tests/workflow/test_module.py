@@ -2,7 +2,7 @@
 
 import zipfile
 
-from tests.programs import ROOT, run, snakemake
+from tests.programs import ROOT, snakemake, succeed
 
 CONFIGURATION = [ROOT / "config.yaml", ROOT / "artifacts.yaml", ROOT / "profiles/smoke/override.yaml"]
 OUTER = """
@@ -24,8 +24,7 @@ def test_a_figure_is_made_in_another_workflow(tmp_path, monkeypatch):
     (tmp_path / "Snakefile").write_text(OUTER.format(root=ROOT))
     (tmp_path / "mine.yaml").write_text("pathvars: {results: elsewhere}\nserving: {output_tokens: 3}\n")
     words = ["--cores", 1, "--configfile", *CONFIGURATION, "mine.yaml"]
-    made = run("snakemake", *words, "--", "mine.txt")
-    assert made.returncode == 0, made.stderr[-2000:]
+    succeed("snakemake", *words, "--", "mine.txt")
     assert (tmp_path / "mine.txt").read_text().startswith("model,title,")
     reported = snakemake("--report", "report.zip", *words, "--", "mine.txt")
     assert reported.returncode == 0, reported.stderr[-2000:]

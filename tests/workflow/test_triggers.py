@@ -6,11 +6,11 @@ import pytest
 import yaml
 from snakemake.cli import main
 from snakemake.logging import logger
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 
 from pipeline.stages import rule_of
 
-RECIPES = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]
+RECIPES = read_yaml(ROOT / "config.yaml")["recipes"]
 FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
 SIZES = (ROOT / "resources/architectures/llama-3.2-1b.json").read_text()
 DRAWN = {"table", "figure", "report_page"}
@@ -108,7 +108,7 @@ TRIGGERS = {
     "another recipe": ({"recipes": {"another": RECIPES["tuned"]}}, set()),
     "time limits": ({"gpu_jobs": {"longest_runtime": 600}}, set()),
     "start": ({"serving": {"engine": {"start_timeout": 5}}}, set()),
-    "order of keys": (backwards(yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())), set()),
+    "order of keys": (backwards(read_yaml(ROOT / "profiles/smoke/override.yaml")), set()),
 }
 
 
