@@ -3,9 +3,10 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which has vLLM's sleep mode, or that attention
-"reads on host" where rows start, that vLLM "expands" temperatures to drafts, or that there are "suffix trees"}. Its answer is {"error": sentence} if the
-engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
+arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which has vLLM's sleep mode, that attention
+"reads on host" where rows start, that vLLM "expands" temperatures to drafts, or that there are "suffix trees"}. Its answer
+is {"error": sentence} if the engine did not start, else what `report` and `run` return. Runs of a case share the engine and
+its prefix cache.
 """
 
 import contextlib
