@@ -134,7 +134,7 @@ def chosen(config):
     }
 
 
-def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
+def step(config, model, caches, groups):
     """Return what the second runner makes of the mixed step, without the kernel that plans FlashAttention's work.
 
     Metadata of the lower and the upper half: tokens, the most of a request, first rows of requests, and splits at most.
@@ -165,7 +165,7 @@ def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
     )
     state, planned = model.get_model_state_cls()(config, model, None, CPU), []
 
-    def plan(**named: Any) -> torch.Tensor:
+    def plan(**named):
         planned.append(named)
         return torch.zeros(1, dtype=torch.int32)
 
