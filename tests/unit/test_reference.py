@@ -133,7 +133,7 @@ def test_answers_of_another_model_and_another_experiment_are_found(run, compared
     values = run[SCORE]["result"]["questions"]["values"]
     answer(run, [place for place, value in enumerate(values) if value == 0][:40])
     (sentence,) = compared(run).disagreements
-    assert sentence.startswith(f"{SCORE}: value is 0.675,")
+    assert sentence.startswith(f"{SCORE}: value is {run[SCORE]['result']['value']:g},")
     # Of another experiment the numbers are not compared.
     put(run[SIMILARITY], "settings.documents", 20)
     put(run[SIMILARITY], "result.simscore.1", 0.9)
