@@ -12,6 +12,9 @@ class RepeatLast:
     def __init__(self, vllm_config: Any) -> None:
         pass
 
+    def load_model(self, *arguments: Any) -> None:
+        pass
+
     def propose(self, sampled: list[list[int]], *arguments: Any, **settings: Any) -> list[list[int]]:
         return [3 * tokens[-1:] for tokens in sampled]
 
