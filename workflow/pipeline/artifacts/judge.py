@@ -139,10 +139,7 @@ def _quantities(claim: Claim, results: Results, rows: Sequence[pd.DataFrame], re
         return [interval(rows[0].loc[column.idxmax() if claim.how == "most" else column.idxmin()])]
     values = [interval(_only(each)) for each in rows]
     if claim.how == "each":
-        others = zip(values[1:], claim.cells[1:], strict=True)
-        remarks += [
-            f"{show_interval(of.value, of.low, of.high, 's2')} at the {cell['at']} place" for of, cell in others
-        ]
+        remarks += [f"also {show_interval(other.value, other.low, other.high, 's2')}" for other in values[1:]]
         return values
     if claim.how == "ratio":
         return [independent_ratio(*values)]
