@@ -7,6 +7,7 @@ import subprocess
 
 import pandas as pd
 import pytest
+from tests.programs import ROOT
 from tests.unit.artifact_helpers import (
     LLAMA,
     PAPER,
@@ -15,11 +16,14 @@ from tests.unit.artifact_helpers import (
     record,
     resolved,
     saved,
+    scale,
     score,
     throughput,
     training,
+    typed,
 )
 
+from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
 from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
@@ -150,6 +154,16 @@ def test_labels_have_the_recipe_where_two_recipes_meet():
     for expected in (words, both):
         entry = resolved("table", models=["small"], variants=list(expected), panels=[{"columns": ["kl"]}])
         assert {variant: label(entry, variant) for variant in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["table1", "blog_table2"])
+def test_flops_tables_equal_the_published_ones(name):
+    entry = contents.resolve(typed(scale()), name)
+    large = ROOT / "resources/architectures/llama-3.1-70b.json"
+    table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
+    printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
+    assert [variant.startswith("published") for variant in printed.index] == [False, True] * len(entry["cases"])
+    assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
 
 
 def test_numbers():

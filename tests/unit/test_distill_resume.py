@@ -36,6 +36,18 @@ def wait_for_steps(process, folder, steps):
         time.sleep(0.002)
 
 
+def test_killed_twice_and_resumed_the_losses_are_the_same_bits(inputs, finished, tmp_path):
+    for steps in (4, 7):
+        process = subprocess.Popen(command(inputs, tmp_path), env=environment(), stderr=subprocess.DEVNULL)
+        wait_for_steps(process, tmp_path, steps)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "record.json").exists()
+    said = train(inputs, tmp_path)
+    assert "continuing after step" in said
+    assert_alike(tmp_path, finished)
+
+
 def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finished, tmp_path):
     shutil.copytree(finished / "state", tmp_path / "state")
     said = train(inputs, tmp_path)
