@@ -204,3 +204,12 @@ def reference(model, prompt, tokens):
     best = logprobs.topk(2)
     margin = (best.values[:, 0] - best.values[:, 1]).min().item()
     return best.indices[:, 0].tolist(), margin, logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def difference(answer, folder, prompts):
+    """Absolute differences of the log-probabilities of an engine's only run from Hugging Face's in float32, a row a prompt."""
+    model, (run,) = load_any(folder, torch.float32), answer["runs"]
+    assert "error" not in run, run
+    pairs = zip(prompts, run["tokens"], strict=True)
+    expected = torch.stack([reference(model, prompt, tokens)[2] for prompt, tokens in pairs])
+    return (expected - torch.tensor(run["logprobs"])).abs()

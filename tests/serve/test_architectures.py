@@ -2,7 +2,7 @@
 
 import pytest
 from tests.published import LLAMA_8B
-from tests.serve.conftest import NGRAM
+from tests.serve.conftest import FULL_DEPTH, NGRAM, difference
 
 pytestmark = pytest.mark.thorough
 
@@ -32,6 +32,9 @@ MODELS = {
     "own, drafts": ("llama", 4, 1, {"own": True, "answers": 24}),
 }  # fmt: skip
 DRAFTING = {"max_num_batched_tokens": 2048, "speculative_config": NGRAM}
+# Other kernels compute experts in 16 bits.
+ROUNDED = {"fast": {"dtype": "bfloat16"}, "full depth": {"dtype": "bfloat16"} | FULL_DEPTH}
+EXPERTS = "experts, groups of 3"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,12 @@ def folders(checkpoint):
 def answers(engines, folders, eight):
     runs, longer = [{"prompts": eight}] * 2, [{"prompts": eight, "max_tokens": 24}] * 2
     cases = {name: {"model": folder, "engine": ENGINE, "runs": runs} for name, folder in folders.items()}
-    cases["own, drafts"] |= {"engine": DRAFTING, "runs": longer}
-    return engines(cases)
+    rounded = {
+        name: {"model": folders[EXPERTS], "engine": ENGINE | changes, "runs": runs[:1]}
+        for name, changes in ROUNDED.items()
+    }
+    drafts = cases.pop("own, drafts") | {"engine": DRAFTING, "runs": longer}
+    return engines(cases | rounded | {"own, drafts": drafts})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -62,3 +69,9 @@ def test_a_prefix_is_found_in_longer_blocks_where_there_are_fewer_heads(answers,
 
 def test_drafts_are_accepted_beside_keys_and_values_of_their_own(answers):
     assert answers["own, drafts"]["runs"][0]["accepted_drafts"] > 0
+
+
+def test_experts_in_16_bits_round_as_at_full_depth(answers, folders, eight):
+    fast, whole = (difference(answers[name], folders[EXPERTS], eight).mean() for name in ROUNDED)
+    print(fast, whole)
+    assert answers["fast"]["fast_prefill"] and not answers["full depth"]["fast_prefill"]

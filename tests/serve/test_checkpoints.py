@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.published import CHECKPOINTS, TINY
 from tests.published import write as write_files
 from tests.quantized import FORMS, QUANTIZATION, quantize, write
-from tests.serve.conftest import QWEN2, reference
+from tests.serve.conftest import QWEN2, difference
 
 from pipeline.measure.engine import Unsupported, require_fp8_cache
 from swiftkv.io import read_json, write_json
@@ -118,14 +118,6 @@ def test_float8_equals_the_same_arithmetic_in_huggingface(answers, folders, prom
     if name == "float8":  # activations are really rounded: without that, the difference is far larger
         assert difference(answers[name], folders[name].with_name("float8-plain"), prompts).mean() > 10 * same.mean()
         assert "model.caches.kv_proj_swiftkv.weight_scale" in answers[name]["parameters"]
-
-
-def difference(answer, folder, prompts):
-    model, (run,) = load_any(folder, torch.float32), answer["runs"]
-    assert "error" not in run, run
-    pairs = zip(prompts, run["tokens"], strict=True)
-    expected = torch.stack([reference(model, prompt, tokens)[2] for prompt, tokens in pairs])
-    return (expected - torch.tensor(run["logprobs"])).abs()
 
 
 @pytest.mark.parametrize("name", FOUR_BITS)

@@ -23,10 +23,15 @@ SHORT_FIRST = [(128, [4, 122]), (128, [5, 249]), (51, [6, 299]), (1, [300]), (1,
 @pytest.fixture(scope="module")
 def folders(checkpoint):
     """Few possible answers recur, so drafts are made, accepted and rejected."""
-    changes = {"fast": {}, "own": {"own": True}, "drafts": {"answers": 24}}
+    changes = {
+        "fast": ("llama", 4, {}),
+        "own": ("llama", 1, {"own": True}),
+        "drafts": ("llama", 4, {"answers": 24}),
+        "experts": ("qwen3_moe", 4, {}),
+    }
     return {
-        name: checkpoint("llama", 10, 1 if name == "own" else 4, vocab_size=VOCABULARY, **change)
-        for name, change in changes.items()
+        name: checkpoint(architecture, 10, group, vocab_size=VOCABULARY, **change)
+        for name, (architecture, group, change) in changes.items()
     }
 
 
@@ -53,6 +58,7 @@ def answers(engines, folders, ids):
             "engine": PARTS | {"enable_prefix_caching": True},
             "runs": [{"prompts": ids[4:], "max_tokens": 8}] * 2,
         },
+        "experts": {"model": folders["experts"], "engine": PARTS, "runs": [{"prompts": ids, "max_tokens": 8}]},
         "drafts": {
             "model": folders["drafts"],
             "engine": PARTS | {"speculative_config": NGRAM},
@@ -85,6 +91,11 @@ def test_keys_and_values_of_their_own_and_prefix_caching_equal_huggingface(answe
     compare(folders["own"], ids[4:], first)
     compare(folders["own"], ids[4:], again)
     assert sum(again["cached"]) > sum(first["cached"])
+
+
+def test_experts_equal_huggingface(answers, compare, folders, ids):
+    (run,) = answers["experts"]["runs"]
+    compare(folders["experts"], ids, run)
 
 
 def test_n_gram_speculation_changes_no_answer(answers, compare, folders, ids):
