@@ -72,6 +72,7 @@ def test_drafts_are_accepted_beside_keys_and_values_of_their_own(answers):
 
 
 def test_experts_in_16_bits_round_as_at_full_depth(answers, folders, eight):
-    fast, whole = (difference(answers[name], folders[EXPERTS], eight).mean() for name in ROUNDED)
-    print(fast, whole)
     assert answers["fast"]["fast_prefill"] and not answers["full depth"]["fast_prefill"]
+    # Medians: where two experts are almost as likely, rounding takes the other one.
+    fast, whole = (difference(answers[name], folders[EXPERTS], eight).median() for name in ROUNDED)
+    assert fast < 1.5 * whole < difference(answers["fast"], folders["experts, own"], eight).median() / 20

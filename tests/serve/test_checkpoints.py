@@ -13,7 +13,7 @@ from tests.serve.conftest import QWEN2, difference
 
 from pipeline.measure.engine import Unsupported, require_fp8_cache
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 pytestmark = pytest.mark.thorough
