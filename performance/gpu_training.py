@@ -41,7 +41,7 @@ PART = 15 * 2**20  # bytes of a file of trained tensors, at most
 
 def prepare(output: Path) -> None:
     """Pack all chats of the local scale once, and write the recipes, the spec of half the layers, and the model's source."""
-    config = read_config(ROOT, read_profile("local", ROOT))
+    config = read_config(read_profile("local"))
     model, heldout = config.models[config.roles["small"]], config.heldout
     source = model.source.model_dump(exclude_unset=True)
     resolve_model("small", model.title, source, output / "source.json")

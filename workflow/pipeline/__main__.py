@@ -9,11 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline.config import Config
+from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError, command_line
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(os.path.relpath(ROOT))  # for paths in messages
+HERE = Path(os.path.relpath(PROJECT))  # for paths in messages
 
 
 @command_line
@@ -47,8 +46,8 @@ def advise(options: argparse.Namespace) -> None:
 
     if len(options.targets) != 1:
         raise UserError("name one model: make advise MODEL=org/name, or its folder")
-    profile = read_profile(options.profile, ROOT)
-    for part in advise(ROOT, options.targets[0], profile, options.output, measure=options.measure):
+    profile = read_profile(options.profile)
+    for part in advise(options.targets[0], profile, options.output, measure=options.measure):
         print(f"{part}\n", flush=True)
 
 
@@ -56,24 +55,23 @@ def plan(options: argparse.Namespace) -> None:
     """Print what a run would cost: jobs, hours, disk, downloads and licenses."""
     from pipeline.run.plan import make_plan, report
 
-    where = (ROOT, options.profile, options.targets, options.configfile)
-    print(report(make_plan(*where, everything=options.all)))
+    print(report(make_plan(options.profile, options.targets, options.configfile, everything=options.all)))
 
 
 def check(options: argparse.Namespace) -> None:
     """Check what would stop a run, before it starts."""
     from pipeline.run.check import check
 
-    check(ROOT, options.profile, options.targets, options.configfile)
+    check(options.profile, options.targets, options.configfile)
 
 
 def run(options: argparse.Namespace) -> None:
     """Make targets with Snakemake."""
     from pipeline.run.jobs import read_profile
 
-    profile = read_profile(options.profile, ROOT, options.configfile)
+    profile = read_profile(options.profile, options.configfile)
     # In place of this program, so that signals reach it.
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *profile.command(ROOT, options.targets)])
+    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *profile.command(options.targets)])
 
 
 def report(options: argparse.Namespace) -> None:
@@ -126,7 +124,7 @@ def _config(options: argparse.Namespace) -> tuple[Config, Path]:
     from pipeline.run.compare import folder
     from pipeline.run.jobs import read_config, read_profile
 
-    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
+    config = read_config(read_profile(options.profile, options.configfile))
     return config, options.reference or folder(HERE, config)
 
 

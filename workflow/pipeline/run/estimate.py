@@ -42,19 +42,18 @@ class Work:
     Args:
         job: the job.
         config: the configuration.
-        root: folder of the project.
         speed: of this processor, as `processor_speed` measures it.
     """
 
-    def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
-        self.job, self.config, self.root, self.product = job, config, root, speed
+    def __init__(self, job: PlannedJob, config: Config, speed: float = 1.0) -> None:
+        self.job, self.config, self.product = job, config, speed
         self.speeds = config.planning.gpu if job.gpus else config.planning.cpu
         self.devices = job.gpus or job.threads
 
     @cached_property
     def size(self) -> Size:
         """The model's size."""
-        return Size.of(self.config, self.job.wildcards["model"], self.root)
+        return Size.of(self.config, self.job.wildcards["model"])
 
     @property
     def packaged(self) -> bool:
@@ -280,14 +279,13 @@ def processor_speed(config: Config) -> float:
 
 
 def estimates(
-    root: Path, profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
+    profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> pd.DataFrame:
     """Return what each job takes: the time it took before, else its estimate, corrected by those of finished jobs.
 
     Where jobs run models on this processor, it is timed.
 
     Args:
-        root: folder of the project.
         profile, config, jobs: of the run.
         finished: other jobs of the same configuration; those with a benchmark file count.
 
@@ -299,7 +297,7 @@ def estimates(
     speed = processor_speed(config) if here else 1.0
     rows = []
     for job in [*jobs, *finished]:
-        work = Work(job, config, root, speed)
+        work = Work(job, config, speed)
         row = {
             "rule": job.rule,
             "model": job.wildcards.get("model", ""),
