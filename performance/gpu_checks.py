@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from gpu_models import (
     SIZES,
+    Outcome,
     Reference,
     Sizes,
     case,
@@ -66,7 +67,7 @@ class Check:
     Attributes:
         number, name: as they are printed.
         seconds: how long it takes on an H100, estimated.
-        run: measures and judges; returns whether it passed, a line, and the numbers.
+        run: measures and judges.
         graphs: whether its engines capture CUDA graphs, without which it can run as well.
         usual: whether it is one of those that run if none is named.
     """
@@ -74,12 +75,12 @@ class Check:
     number: int
     name: str
     seconds: float
-    run: Callable[[Sizes, Path], tuple[bool, str, dict[str, Any]]]
+    run: Callable[[Sizes, Path], Outcome]
     graphs: bool = False
     usual: bool = True
 
 
-def card(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def card(sizes: Sizes, folder: Path) -> Outcome:
     """Time a dense product and a copy."""
     device, dtype = compute_device(), compute_dtype()
     left, right = (torch.randn(sizes.product, sizes.product, device=device, dtype=dtype) for _ in range(2))
@@ -102,7 +103,7 @@ def fastest(work: Callable[[], Any]) -> float:
     return min(times[2:])
 
 
-def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def exactness(sizes: Sizes, folder: Path) -> Outcome:
     """Compare eager answers with Hugging Face's in float32, and count rows by step; with fast prefill and at full depth they
     may differ little more than the unchanged model's do."""
     prompts, eager = make_prompts(sizes), {"enforce_eager": True}
@@ -133,7 +134,7 @@ def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     return passed, f"{line}; {told}", numbers | counted
 
 
-def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> tuple[bool, str, dict[str, Any]]:
+def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> Outcome:
     """Judge each run's differences from a reference (`Reference.compare`): no sure token differs, and log-probabilities do
     so little more than those of the run `yardstick`."""
     usual = found[yardstick]["rms"]
@@ -144,7 +145,7 @@ def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> tuple[b
     return tokens == 0 and rms <= max(ROUNDING, NOISE * usual), line, found
 
 
-def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def graphs_and_caches(sizes: Sizes, folder: Path) -> Outcome:
     """Compare graphs, prompts in chunks beside decoding, FP8 KV and AcrossKV with Hugging Face; count graphs and caches."""
     layers, prompts, graphs = sizes.small["num_hidden_layers"], make_prompts(sizes), sizes.graphs
     spec = half(sizes.small)
@@ -191,7 +192,7 @@ def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]
     return all(abs(measured / wanted - 1) <= 0.03 for measured, wanted in capacity.values()), ", ".join(words)
 
 
-def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def speed(sizes: Sizes, folder: Path) -> Outcome:
     """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
@@ -210,7 +211,7 @@ def throughput(length: int, output: int, number: int, turns: int) -> dict[str, A
             "total_tokens": number * (length + output), "repeats": turns}  # fmt: skip
 
 
-def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> tuple[bool, str, dict[str, Any]]:
+def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> Outcome:
     """Judge measured speed-ups by point; a point without a limit of its own is only printed."""
     words = [
         f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least.get(name, 0):g}; FLOPs "
@@ -251,7 +252,7 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     return found
 
 
-def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]:
+def judge_steps(steps: list[dict[str, Any]]) -> Outcome:
     """Judge by step the rows of upper products: none where no prompt ends, else as many as requests that got a token, and
     at most one for a prompt that goes on, whose last row vLLM counts as well."""
 
@@ -265,7 +266,7 @@ def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]
     return not wrong and idle > 0, line, {"steps": steps}
 
 
-def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def training(sizes: Sizes, folder: Path) -> Outcome:
     """Time optimizer steps of the large model, and compare two attention kernels on short rows."""
     spec, recipe = half(sizes.large), make_recipe(sizes.row)
     rows = make_rows(folder / "rows.safetensors", sizes.row, sizes.large["vocab_size"], 4 * (sizes.steps + 3))
@@ -297,7 +298,7 @@ def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     })  # fmt: skip
 
 
-def judge_training(found: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+def judge_training(found: dict[str, Any]) -> Outcome:
     """Judge losses of two kernels, graphs compiled after the third step, and where the card is known MFU and peak memory."""
     (first, one), (second, other) = found["losses"].items()
     agree, words = (

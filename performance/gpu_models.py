@@ -26,6 +26,8 @@ ENGINE_PROGRAM = Path(__file__).with_name("gpu_engine.py")
 # nat between the two likeliest tokens. bfloat16 moved log-probabilities by 0.046 at most on an H200, so it cannot turn a choice
 # that two such differences do not reach.
 MARGIN = 0.1
+# Of a check: whether it passed, a line that says why, and its numbers.
+Outcome = tuple[bool, str, dict[str, Any]]
 
 
 @dataclass(frozen=True)

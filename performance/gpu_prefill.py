@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_models import Sizes, half, random_model
+from gpu_models import Outcome, Sizes, half, random_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.artifacts.drawing import COLUMN, handle, look, new_figure, wide_axis
@@ -28,7 +28,7 @@ SHARES, MOST = {0: 0.85, 8192: 0.9}, 1.05
 
 
 @torch.no_grad()
-def prefill(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def prefill(sizes: Sizes, folder: Path) -> Outcome:
     """Time forward passes over one prompt that fill the KV cache and give its last token's logits, the variants in turns
     (A B C C B A) on shared weights, with FlashAttention through SDPA on a GPU."""
     cuda, spec = torch.cuda.is_available(), half(sizes.large)
@@ -63,7 +63,7 @@ def forward_seconds(model: Any, ids: torch.Tensor) -> float:
     return time.perf_counter() - begin
 
 
-def judge_prefill(found: dict[str, dict[str, Any]], *, judged: bool = True) -> tuple[bool, str, dict[str, Any]]:
+def judge_prefill(found: dict[str, dict[str, Any]], *, judged: bool = True) -> Outcome:
     """Judge each variant's speed-up by prompt length relative to the limit by FLOPs."""
     words, passed = [], True
     for name, lengths in found.items():
