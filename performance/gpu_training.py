@@ -9,7 +9,6 @@ Stopping and resuming is checked here too.
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from gpu_models import ROOT, Outcome, Sizes, half, make_model, make_recipe, make_rows
 from safetensors.torch import load_file
@@ -131,11 +131,9 @@ def more_tokens(sizes: Sizes, folder: Path) -> Outcome:
         for child in [in_process(train_for, folder, name, tokens, spec, recipe) for name, recipe in names.items()]:
             wait(child)
         for name in names:
-            with (folder / name / "log.csv").open(encoding="utf-8") as log:
-                columns = [
-                    (int(row["tokens"]), float(row["seconds"]), float(row["loss"])) for row in csv.DictReader(log)
-                ]
-            found[name] = dict(zip(("tokens", "seconds", "losses"), map(list, zip(*columns, strict=True)), strict=True))
+            log = pd.read_csv(folder / name / "log.csv")
+            columns = {"tokens": "tokens", "seconds": "seconds", "losses": "loss"}
+            found[name] = {key: log[column].tolist() for key, column in columns.items()}
     return judge_tokens(found, judged=torch.cuda.is_available())
 
 
