@@ -50,7 +50,6 @@ def answer(llm: LLM, case: dict[str, Any]) -> dict[str, Any]:
     piecewise = graphs.cudagraph_mode.has_piecewise_cudagraphs()
     result: dict[str, Any] = {
         "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-        "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         "async_scheduling": config.scheduler_config.async_scheduling,
         "captured": sorted(descriptor.num_tokens for descriptor in decoder.graphs.captured) if swiftkv else [],
         "sizes": sorted(graphs.cudagraph_capture_sizes or []) if swiftkv and piecewise else [],
