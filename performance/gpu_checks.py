@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,15 +93,14 @@ def card(sizes: Sizes, folder: Path) -> Outcome:
 
 
 def fastest(work: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of ten calls."""
-    times = []
-    for _ in range(12):
-        begin = time.perf_counter()
+    """Return the seconds of the fastest of twelve calls."""
+
+    def once() -> None:
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times[2:])
+
+    return min(timeit.repeat(once, number=1, repeat=12))
 
 
 def exactness(sizes: Sizes, folder: Path) -> Outcome:
@@ -202,7 +202,7 @@ def speed(sizes: Sizes, folder: Path) -> Outcome:
     for batch in sizes.decode:  # a prompt of one token is a step like the others
         points[f"decode-{batch}"] = throughput(1, sizes.output, batch, sizes.turns)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
-    return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not sizes.graphs), least)
+    return judge_speed(in_pairs(sizes, folder, points), least)
 
 
 def throughput(length: int, output: int, number: int, turns: int) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> Ou
     return all(one["speedup"] >= least.get(name, 0) for name, one in found.items()), ", ".join(words), found
 
 
-def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eager: bool) -> dict[str, dict[str, Any]]:
+def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict]) -> dict[str, dict[str, Any]]:
     """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
 
     Returns:
@@ -231,7 +231,7 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
     for name, rewired in {"baseline": None, "swiftkv": spec}.items():
         dummy_checkpoint(folder / "source.json", rewired, folder / name)
-    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
+    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": not sizes.graphs,
               "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 1}  # fmt: skip
     asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
     files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
@@ -271,7 +271,7 @@ def training(sizes: Sizes, folder: Path) -> Outcome:
     spec, recipe = half(sizes.large), make_recipe(sizes.row)
     rows = make_rows(folder / "rows.safetensors", sizes.row, sizes.large["vocab_size"], 4 * (sizes.steps + 3))
     short = make_rows(folder / "short.safetensors", sizes.short, sizes.large["vocab_size"], 1)
-    step = make_step(random_model(sizes.large, compute_device()), spec, recipe)
+    step = make_step(random_model(sizes.large), spec, recipe)
     step.to(compute_device())
     losses = kernel_losses(step, recipe, short)
     start_distributed()
@@ -324,21 +324,17 @@ def token_flops(config: dict[str, Any], spec: SwiftKVSpec) -> float:
     return lower + 3 * (body - lower) + 2 * added_weights(dimensions, spec) + 3 * head
 
 
+@torch.no_grad()
 def kernel_losses(step: Any, recipe: Any, rows: PackedRows) -> dict[str, float]:
-    """Return the loss of a row by attention kernel: with a dense mask, and with the recipe's, which the step keeps."""
+    """Return the mean loss of the first row by attention kernel: with a dense mask, and with the recipe's, which the step
+    keeps."""
+    batch = {name: tensor.to(compute_device()) for name, tensor in rows[[0]].items()}
+    weights = batch.pop("loss_mask")
     losses = {}
     for kernel in ("sdpa", recipe.attention):
         step.attention = use_attention(recipe.model_copy(update={"attention": kernel}), step.student)
-        losses[step.attention] = one_loss(step, rows)
+        losses[step.attention] = float(step(weights=weights / weights.sum(), **batch)[0])
     return losses
-
-
-@torch.no_grad()
-def one_loss(step: Any, rows: PackedRows) -> float:
-    """Return the mean loss of the first row."""
-    batch = {name: tensor.to(compute_device()) for name, tensor in rows[[0]].items()}
-    weights = batch.pop("loss_mask")
-    return float(step(weights=weights / weights.sum(), **batch)[0])
 
 
 CHECKS = {

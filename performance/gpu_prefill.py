@@ -35,7 +35,7 @@ def prefill(sizes: Sizes, folder: Path) -> Outcome:
     arch = Dimensions.from_config(sizes.large)
     specs = {"baseline": None, "swiftkv-50": spec,
              "swiftkv-50-across4": SwiftKVSpec(spec.num_hidden_layers, spec.num_key_value_layers, 4)}  # fmt: skip
-    base = random_model(sizes.large, compute_device())
+    base = random_model(sizes.large)
     models = {name: base if spec is None else rewire(base, spec) for name, spec in specs.items()}
     found: dict[str, dict[str, Any]] = {name: {} for name in specs}
     for length, rounds in sizes.prompts.items():
