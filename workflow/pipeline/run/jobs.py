@@ -312,11 +312,15 @@ def dry_run(*words: object) -> list[PlannedJob]:
 
 def _planned(event: logging.LogRecord) -> PlannedJob:
     """A job as its event describes it, without resources that only the running job will know."""
-    about = vars(event)
-    resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
-    files = tuple(about["input"]), tuple(about["output"]), about["benchmark"]
+    resources = {name: value for name, value in event.resources.items() if "<TBD>" not in str(value)}
     return PlannedJob(
-        rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources)
+        rule_of(event.rule_name),
+        dict(event.wildcards),
+        tuple(event.input),
+        tuple(event.output),
+        event.benchmark,
+        event.threads,
+        Resources(resources),
     )
 
 
