@@ -186,7 +186,6 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
         config: the configuration.
     """
     rule, named = job.rule, job.wildcards
-    tokenizer: dict[str, Any] = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
     if rule in ("corpus", "heldout"):
         mix = config.data[named.get("data", config.heldout.data)]
         return [item for source in mix.sources for item in _download("data set", source)]
@@ -205,8 +204,10 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
     weights: dict[str, Any] = {"files": tuple(MODEL_FILES), "bytes": size, "layers": model.num_hidden_layers}
     if variant:
         return _download("checkpoint", model.checkpoints[variant], **weights)
-    chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
-    return _download("model", model.source, **weights, template=model.chat_template is None) + chat_template
+    tokenizer = _download(
+        "tokenizer", model.chat_template, files=tuple(TOKENIZER_FILES), bytes=TOKENIZER_BYTES, template=True
+    )
+    return _download("model", model.source, **weights, template=model.chat_template is None) + tokenizer
 
 
 def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
