@@ -196,29 +196,33 @@ def speed(sizes: Sizes, folder: Path) -> Outcome:
     """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
-        points[f"prompts-{length}"] = throughput(length, 1, number // 2, sizes.turns)
-        points[f"requests-{length}"] = throughput(length, sizes.output, number, sizes.turns)
+        points[f"prompts-{length}"] = throughput(length, 1, number // 2)
+        points[f"requests-{length}"] = throughput(length, sizes.output, number)
         least |= {f"prompts-{length}": PREFILL.get(length, 0.0), f"requests-{length}": MIXED.get(length, 0.0)}
     for batch in sizes.decode:  # a prompt of one token is a step like the others
-        points[f"decode-{batch}"] = throughput(1, sizes.output, batch, sizes.turns)
+        points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
     return judge_speed(in_pairs(sizes, folder, points), least)
 
 
-def throughput(length: int, output: int, number: int, turns: int) -> dict[str, Any]:
+def throughput(length: int, output: int, number: int) -> dict[str, Any]:
     """Return the settings of a throughput point of `number` requests."""
-    return {"measure": "throughput", "input_tokens": length, "output_tokens": output,
-            "total_tokens": number * (length + output), "repeats": turns}  # fmt: skip
+    return {
+        "measure": "throughput",
+        "input_tokens": length,
+        "output_tokens": output,
+        "total_tokens": number * (length + output),
+    }
 
 
 def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> Outcome:
-    """Judge measured speed-ups by point; a point without a limit of its own is only printed."""
+    """Judge measured speed-ups by point; one with a limit of 0 is only printed."""
     words = [
-        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least.get(name, 0):g}; FLOPs "
+        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least[name]:g}; FLOPs "
         f"{one['limit']:.2f})"
         for name, one in found.items()
     ]
-    return all(one["speedup"] >= least.get(name, 0) for name, one in found.items()), ", ".join(words), found
+    return all(one["speedup"] >= least[name] for name, one in found.items()), ", ".join(words), found
 
 
 def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict]) -> dict[str, dict[str, Any]]:
@@ -233,7 +237,8 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict]) -> dict[str, d
         dummy_checkpoint(folder / "source.json", rewired, folder / name)
     engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": not sizes.graphs,
               "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 1}  # fmt: skip
-    asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
+    shared = {"engine": engine, "seed": 0, "in_turns": True, "repeats": sizes.turns}
+    asked = {name: point | shared for name, point in points.items()}
     files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
     measure_points(
         ServingSettings("dummy", spec.fields, False, None, asked), "shape", "random weights", "swiftkv", "auto",
