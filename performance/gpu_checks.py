@@ -193,7 +193,8 @@ def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]
 
 
 def speed(sizes: Sizes, folder: Path) -> Outcome:
-    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
+    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine; a speed-up with a limit of 0 is
+    only printed."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
         points[f"prompts-{length}"] = throughput(length, 1, number // 2)
@@ -202,7 +203,13 @@ def speed(sizes: Sizes, folder: Path) -> Outcome:
     for batch in sizes.decode:  # a prompt of one token is a step like the others
         points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
-    return judge_speed(in_pairs(sizes, folder, points), least)
+    found = in_pairs(sizes, folder, points)
+    words = [
+        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least[name]:g}; FLOPs "
+        f"{one['limit']:.2f})"
+        for name, one in found.items()
+    ]
+    return all(one["speedup"] >= least[name] for name, one in found.items()), ", ".join(words), found
 
 
 def throughput(length: int, output: int, number: int) -> dict[str, Any]:
@@ -213,16 +220,6 @@ def throughput(length: int, output: int, number: int) -> dict[str, Any]:
         "output_tokens": output,
         "total_tokens": number * (length + output),
     }
-
-
-def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> Outcome:
-    """Judge measured speed-ups by point; one with a limit of 0 is only printed."""
-    words = [
-        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least[name]:g}; FLOPs "
-        f"{one['limit']:.2f})"
-        for name, one in found.items()
-    ]
-    return all(one["speedup"] >= least[name] for name, one in found.items()), ", ".join(words), found
 
 
 def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict]) -> dict[str, dict[str, Any]]:
