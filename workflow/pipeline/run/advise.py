@@ -229,7 +229,7 @@ def measured(profile: Profile, target: str, share: float, layers: int) -> Iterat
     from pipeline.artifacts.reading import lasting
     from pipeline.statistics import bootstrapped_ratio
 
-    yield summary(make_plan(profile.folder, [target], list(map(str, profile.configfiles))))
+    yield summary(make_plan(profile, [target]))
     if subprocess.run([sys.executable, "-m", "snakemake", *profile.command([target])]).returncode:
         raise UserError("the reading curve was not measured, as said above")
     teacher, *members = read_json(Path(target))["result"]["members"]

@@ -18,7 +18,7 @@ from pipeline.gpus import asked_for, cuda_of
 from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import estimates
-from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
+from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config
 from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
@@ -60,19 +60,17 @@ class Report:
         self.show(f"FAIL  {name}: {sentence}")
 
 
-def check(name: str | Path, targets: Sequence[str] = (), configfiles: Sequence[str] = ()) -> None:
+def check(profile: Profile, targets: Sequence[str] = ()) -> None:
     """Check the requirements of a run of a profile, and print a line for each check.
 
     Args:
-        name: the profile's name, or its folder.
+        profile: the profile.
         targets: files to be made; all if empty.
-        configfiles: added to the profile's own.
 
     Raises:
         UserError: there is no plan, or a check failed.
     """
-    profile, report = read_profile(name, configfiles), Report()
-    config, jobs = read_config(profile), plan_jobs(profile, targets)
+    report, config, jobs = Report(), read_config(profile), plan_jobs(profile, targets)
     report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
     if other := other_libraries(Path(config.pathvars.results)):
         report.show(

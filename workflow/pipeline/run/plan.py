@@ -13,7 +13,7 @@ import pandas as pd
 from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.run.estimate import HOUR, estimates
-from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
+from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config
 from pipeline.run.sizes import Download, Size, downloads, once
 from swiftkv.cost import GIGA
 
@@ -39,21 +39,14 @@ class Plan:
     wall_seconds: float
 
 
-def make_plan(
-    profile: str | Path,
-    targets: Sequence[str] = (),
-    configfiles: Sequence[str] = (),
-    *,
-    everything: bool = False,
-) -> Plan:
-    """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`.
+def make_plan(profile: Profile, targets: Sequence[str] = (), *, everything: bool = False) -> Plan:
+    """Plan a run and estimate it; the arguments are those of `plan_jobs`.
 
     Raises:
         UserError: as theirs, or the size of a model is not known, or its architecture.
     """
-    found = read_profile(profile, configfiles)
-    config = read_config(found)
-    jobs = plan_jobs(found, targets, everything=everything)
+    config = read_config(profile)
+    jobs = plan_jobs(profile, targets, everything=everything)
     for model in dict.fromkeys(job.wildcards["model"] for job in jobs if "model" in job.wildcards):
         with at(f"models.{model}"):
             Size.of(config, model)
@@ -61,8 +54,8 @@ def make_plan(
     finished: list[PlannedJob] = []
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
-        finished = [job for job in plan_jobs(found, everything=True) if job.outputs not in left]
-    return estimate_plan(found, config, jobs, finished)
+        finished = [job for job in plan_jobs(profile, everything=True) if job.outputs not in left]
+    return estimate_plan(profile, config, jobs, finished)
 
 
 def estimate_plan(
