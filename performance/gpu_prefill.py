@@ -6,7 +6,6 @@ python performance/gpu_prefill.py results/check-gpu/6.json figure.png
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.artifacts.drawing import COLUMN, handle, look, new_figure, wide_ax
 from pipeline.statistics import of_turns, ratio_of_turns
 from swiftkv.cost import Dimensions, request_flops, speedup_limits
 from swiftkv.device import compute_device
+from swiftkv.io import read_json
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -97,4 +97,4 @@ def draw(record: dict[str, Any], output: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    draw(read_json(sys.argv[1]), Path(sys.argv[2]))
