@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from gpu_models import (
     SIZES,
+    Outcome,
     Reference,
     Sizes,
     case,
@@ -66,7 +68,7 @@ class Check:
     Attributes:
         number, name: as they are printed.
         seconds: how long it takes on an H100, estimated.
-        run: measures and judges; returns whether it passed, a line, and the numbers.
+        run: measures and judges.
         graphs: whether its engines capture CUDA graphs, without which it can run as well.
         usual: whether it is one of those that run if none is named.
     """
@@ -74,12 +76,12 @@ class Check:
     number: int
     name: str
     seconds: float
-    run: Callable[[Sizes, Path], tuple[bool, str, dict[str, Any]]]
+    run: Callable[[Sizes, Path], Outcome]
     graphs: bool = False
     usual: bool = True
 
 
-def card(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def card(sizes: Sizes, folder: Path) -> Outcome:
     """Time a dense product and a copy."""
     device, dtype = compute_device(), compute_dtype()
     left, right = (torch.randn(sizes.product, sizes.product, device=device, dtype=dtype) for _ in range(2))
@@ -91,18 +93,17 @@ def card(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
 
 
 def fastest(work: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of ten calls."""
-    times = []
-    for _ in range(12):
-        begin = time.perf_counter()
+    """Return the seconds of the fastest of twelve calls."""
+
+    def once() -> None:
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times[2:])
+
+    return min(timeit.repeat(once, number=1, repeat=12))
 
 
-def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def exactness(sizes: Sizes, folder: Path) -> Outcome:
     """Compare eager answers with Hugging Face's in float32, and count rows by step; with fast prefill and at full depth they
     may differ little more than the unchanged model's do."""
     prompts, eager = make_prompts(sizes), {"enforce_eager": True}
@@ -133,7 +134,7 @@ def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     return passed, f"{line}; {told}", numbers | counted
 
 
-def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> tuple[bool, str, dict[str, Any]]:
+def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> Outcome:
     """Judge each run's differences from a reference (`Reference.compare`): no sure token differs, and log-probabilities do
     so little more than those of the run `yardstick`."""
     usual = found[yardstick]["rms"]
@@ -144,7 +145,7 @@ def judge_answers(found: dict[str, dict[str, float]], yardstick: str) -> tuple[b
     return tokens == 0 and rms <= max(ROUNDING, NOISE * usual), line, found
 
 
-def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def graphs_and_caches(sizes: Sizes, folder: Path) -> Outcome:
     """Compare graphs, prompts in chunks beside decoding, FP8 KV and AcrossKV with Hugging Face; count graphs and caches."""
     layers, prompts, graphs = sizes.small["num_hidden_layers"], make_prompts(sizes), sizes.graphs
     spec = half(sizes.small)
@@ -191,36 +192,37 @@ def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]
     return all(abs(measured / wanted - 1) <= 0.03 for measured, wanted in capacity.values()), ", ".join(words)
 
 
-def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
+def speed(sizes: Sizes, folder: Path) -> Outcome:
+    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine; a speed-up with a limit of 0 is
+    only printed."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
-        points[f"prompts-{length}"] = throughput(length, 1, number // 2, sizes.turns)
-        points[f"requests-{length}"] = throughput(length, sizes.output, number, sizes.turns)
+        points[f"prompts-{length}"] = throughput(length, 1, number // 2)
+        points[f"requests-{length}"] = throughput(length, sizes.output, number)
         least |= {f"prompts-{length}": PREFILL.get(length, 0.0), f"requests-{length}": MIXED.get(length, 0.0)}
     for batch in sizes.decode:  # a prompt of one token is a step like the others
-        points[f"decode-{batch}"] = throughput(1, sizes.output, batch, sizes.turns)
+        points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
-    return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not sizes.graphs), least)
-
-
-def throughput(length: int, output: int, number: int, turns: int) -> dict[str, Any]:
-    """Return the settings of a throughput point of `number` requests."""
-    return {"measure": "throughput", "input_tokens": length, "output_tokens": output,
-            "total_tokens": number * (length + output), "repeats": turns}  # fmt: skip
-
-
-def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> tuple[bool, str, dict[str, Any]]:
-    """Judge measured speed-ups by point; a point without a limit of its own is only printed."""
+    found = in_pairs(sizes, folder, points)
     words = [
-        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least.get(name, 0):g}; FLOPs "
+        f"{name} {one['speedup']:.3f}x [{one['low']:.3f}, {one['high']:.3f}] (at least {least[name]:g}; FLOPs "
         f"{one['limit']:.2f})"
         for name, one in found.items()
     ]
-    return all(one["speedup"] >= least.get(name, 0) for name, one in found.items()), ", ".join(words), found
+    return all(one["speedup"] >= least[name] for name, one in found.items()), ", ".join(words), found
 
 
-def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eager: bool) -> dict[str, dict[str, Any]]:
+def throughput(length: int, output: int, number: int) -> dict[str, Any]:
+    """Return the settings of a throughput point of `number` requests."""
+    return {
+        "measure": "throughput",
+        "input_tokens": length,
+        "output_tokens": output,
+        "total_tokens": number * (length + output),
+    }
+
+
+def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict]) -> dict[str, dict[str, Any]]:
     """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
 
     Returns:
@@ -230,9 +232,10 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
     for name, rewired in {"baseline": None, "swiftkv": spec}.items():
         dummy_checkpoint(folder / "source.json", rewired, folder / name)
-    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
+    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": not sizes.graphs,
               "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 1}  # fmt: skip
-    asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
+    shared = {"engine": engine, "seed": 0, "in_turns": True, "repeats": sizes.turns}
+    asked = {name: point | shared for name, point in points.items()}
     files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
     measure_points(
         ServingSettings("dummy", spec.fields, False, None, asked), "shape", "random weights", "swiftkv", "auto",
@@ -251,7 +254,7 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     return found
 
 
-def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]:
+def judge_steps(steps: list[dict[str, Any]]) -> Outcome:
     """Judge by step the rows of upper products: none where no prompt ends, else as many as requests that got a token, and
     at most one for a prompt that goes on, whose last row vLLM counts as well."""
 
@@ -265,12 +268,12 @@ def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]
     return not wrong and idle > 0, line, {"steps": steps}
 
 
-def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def training(sizes: Sizes, folder: Path) -> Outcome:
     """Time optimizer steps of the large model, and compare two attention kernels on short rows."""
     spec, recipe = half(sizes.large), make_recipe(sizes.row)
     rows = make_rows(folder / "rows.safetensors", sizes.row, sizes.large["vocab_size"], 4 * (sizes.steps + 3))
     short = make_rows(folder / "short.safetensors", sizes.short, sizes.large["vocab_size"], 1)
-    step = make_step(random_model(sizes.large, compute_device()), spec, recipe)
+    step = make_step(random_model(sizes.large), spec, recipe)
     step.to(compute_device())
     losses = kernel_losses(step, recipe, short)
     start_distributed()
@@ -297,7 +300,7 @@ def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     })  # fmt: skip
 
 
-def judge_training(found: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+def judge_training(found: dict[str, Any]) -> Outcome:
     """Judge losses of two kernels, graphs compiled after the third step, and where the card is known MFU and peak memory."""
     (first, one), (second, other) = found["losses"].items()
     agree, words = (
@@ -323,21 +326,17 @@ def token_flops(config: dict[str, Any], spec: SwiftKVSpec) -> float:
     return lower + 3 * (body - lower) + 2 * added_weights(dimensions, spec) + 3 * head
 
 
+@torch.no_grad()
 def kernel_losses(step: Any, recipe: Any, rows: PackedRows) -> dict[str, float]:
-    """Return the loss of a row by attention kernel: with a dense mask, and with the recipe's, which the step keeps."""
+    """Return the mean loss of the first row by attention kernel: with a dense mask, and with the recipe's, which the step
+    keeps."""
+    batch = {name: tensor.to(compute_device()) for name, tensor in rows[[0]].items()}
+    weights = batch.pop("loss_mask")
     losses = {}
     for kernel in ("sdpa", recipe.attention):
         step.attention = use_attention(recipe.model_copy(update={"attention": kernel}), step.student)
-        losses[step.attention] = one_loss(step, rows)
+        losses[step.attention] = float(step(weights=weights / weights.sum(), **batch)[0])
     return losses
-
-
-@torch.no_grad()
-def one_loss(step: Any, rows: PackedRows) -> float:
-    """Return the mean loss of the first row."""
-    batch = {name: tensor.to(compute_device()) for name, tensor in rows[[0]].items()}
-    weights = batch.pop("loss_mask")
-    return float(step(weights=weights / weights.sum(), **batch)[0])
 
 
 CHECKS = {

@@ -26,6 +26,8 @@ ENGINE_PROGRAM = Path(__file__).with_name("gpu_engine.py")
 # nat between the two likeliest tokens. bfloat16 moved log-probabilities by 0.046 at most on an H200, so it cannot turn a choice
 # that two such differences do not reach.
 MARGIN = 0.1
+# Of a check: whether it passed, a line that says why, and its numbers.
+Outcome = tuple[bool, str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,10 @@ def make_rows(path: Path, length: int, vocabulary: int, count: int) -> PackedRow
     return PackedRows(path)
 
 
-def random_model(config: dict[str, Any], device: str) -> LlamaForCausalLM:
+def random_model(config: dict[str, Any]) -> LlamaForCausalLM:
     """Return a random model in the device's number format; its logits have a standard deviation of about 1."""
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device(compute_device()):
         model = LlamaForCausalLM._from_config(LlamaConfig(**config), dtype=compute_dtype())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -168,7 +170,7 @@ def random_model(config: dict[str, Any], device: str) -> LlamaForCausalLM:
 
 def make_model(folder: Path, config: dict[str, Any], spec: SwiftKVSpec | None) -> Path:
     """Write a random checkpoint, rewired if `spec` is given, with trained parameters away from the teacher's."""
-    model = random_model(config, compute_device())
+    model = random_model(config)
     if spec is None:
         model.save_pretrained(folder)
         words(folder, config["vocab_size"])

@@ -6,20 +6,20 @@ python performance/gpu_prefill.py results/check-gpu/6.json figure.png
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_models import Sizes, half, random_model
+from gpu_models import Outcome, Sizes, half, random_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.artifacts.drawing import COLUMN, handle, look, new_figure, wide_axis
 from pipeline.statistics import of_turns, ratio_of_turns
 from swiftkv.cost import Dimensions, request_flops, speedup_limits
 from swiftkv.device import compute_device
+from swiftkv.io import read_json
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -28,14 +28,14 @@ SHARES, MOST = {0: 0.85, 8192: 0.9}, 1.05
 
 
 @torch.no_grad()
-def prefill(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def prefill(sizes: Sizes, folder: Path) -> Outcome:
     """Time forward passes over one prompt that fill the KV cache and give its last token's logits, the variants in turns
     (A B C C B A) on shared weights, with FlashAttention through SDPA on a GPU."""
     cuda, spec = torch.cuda.is_available(), half(sizes.large)
     arch = Dimensions.from_config(sizes.large)
     specs = {"baseline": None, "swiftkv-50": spec,
              "swiftkv-50-across4": SwiftKVSpec(spec.num_hidden_layers, spec.num_key_value_layers, 4)}  # fmt: skip
-    base = random_model(sizes.large, compute_device())
+    base = random_model(sizes.large)
     models = {name: base if spec is None else rewire(base, spec) for name, spec in specs.items()}
     found: dict[str, dict[str, Any]] = {name: {} for name in specs}
     for length, rounds in sizes.prompts.items():
@@ -63,7 +63,7 @@ def forward_seconds(model: Any, ids: torch.Tensor) -> float:
     return time.perf_counter() - begin
 
 
-def judge_prefill(found: dict[str, dict[str, Any]], *, judged: bool = True) -> tuple[bool, str, dict[str, Any]]:
+def judge_prefill(found: dict[str, dict[str, Any]], *, judged: bool = True) -> Outcome:
     """Judge each variant's speed-up by prompt length relative to the limit by FLOPs."""
     words, passed = [], True
     for name, lengths in found.items():
@@ -97,4 +97,4 @@ def draw(record: dict[str, Any], output: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    draw(read_json(sys.argv[1]), Path(sys.argv[2]))

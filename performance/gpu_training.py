@@ -9,7 +9,6 @@ Stopping and resuming is checked here too.
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 import sys
@@ -17,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from gpu_models import ROOT, Sizes, half, make_model, make_recipe, make_rows
+from gpu_models import ROOT, Outcome, Sizes, half, make_model, make_recipe, make_rows
 from safetensors.torch import load_file
 
 from pipeline.run.jobs import read_config, read_profile
@@ -41,7 +41,7 @@ PART = 15 * 2**20  # bytes of a file of trained tensors, at most
 
 def prepare(output: Path) -> None:
     """Pack all chats of the local scale once, and write the recipes, the spec of half the layers, and the model's source."""
-    config = read_config(ROOT, read_profile("local", ROOT))
+    config = read_config(read_profile("local"))
     model, heldout = config.models[config.roles["small"]], config.heldout
     source = model.source.model_dump(exclude_unset=True)
     resolve_model("small", model.title, source, output / "source.json")
@@ -75,7 +75,7 @@ def wait(child: Any) -> None:
         raise UserError("a training failed; its log says why")
 
 
-def resume(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def resume(sizes: Sizes, folder: Path) -> Outcome:
     """Stop a training in the middle, resume it, and compare its losses with those of one that ran undisturbed."""
     config = sizes.small | {"num_hidden_layers": 4}
     make_model(folder / "model", config, None)
@@ -95,7 +95,7 @@ def resume(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     return judge_resume(columns)
 
 
-def judge_resume(logs: dict[str, list[str]]) -> tuple[bool, str, dict[str, Any]]:
+def judge_resume(logs: dict[str, list[str]]) -> Outcome:
     """Judge that both trainings logged the same losses, to the last digit."""
     differing = sum(one != other for one, other in zip(logs["whole"], logs["parts"], strict=True))
     return differing == 0, f"{len(logs['whole']) - 1} steps, {differing} with another loss after the stop", logs
@@ -116,7 +116,7 @@ def train_once(folder: Path, spec: SwiftKVSpec, length: int, output: str, stop: 
           place / "log.csv")  # fmt: skip
 
 
-def more_tokens(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+def more_tokens(sizes: Sizes, folder: Path) -> Outcome:
     """Train with each recipe for so many tokens, in passes over the rows, the recipes at once; write the trained tensors after
     each training."""
     if not PREPARED.joinpath("plan.json").exists():
@@ -131,11 +131,9 @@ def more_tokens(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
         for child in [in_process(train_for, folder, name, tokens, spec, recipe) for name, recipe in names.items()]:
             wait(child)
         for name in names:
-            with (folder / name / "log.csv").open(encoding="utf-8") as log:
-                columns = [
-                    (int(row["tokens"]), float(row["seconds"]), float(row["loss"])) for row in csv.DictReader(log)
-                ]
-            found[name] = dict(zip(("tokens", "seconds", "losses"), map(list, zip(*columns, strict=True)), strict=True))
+            log = pd.read_csv(folder / name / "log.csv")
+            columns = {"tokens": "tokens", "seconds": "seconds", "losses": "loss"}
+            found[name] = {key: log[column].tolist() for key, column in columns.items()}
     return judge_tokens(found, judged=torch.cuda.is_available())
 
 
@@ -152,7 +150,7 @@ def train_for(folder: Path, name: str, tokens: int, spec: SwiftKVSpec, fields: d
     write_parts(place / "model/model.safetensors", spec, folder, name)
 
 
-def judge_tokens(found: dict[str, Any], *, judged: bool = True) -> tuple[bool, str, dict[str, Any]]:
+def judge_tokens(found: dict[str, Any], *, judged: bool = True) -> Outcome:
     """Judge that each training's loss fell, over tenths of its steps."""
     words, passed = [], True
     for name, one in found.items():

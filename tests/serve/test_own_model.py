@@ -26,7 +26,7 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path, mon
     table, served = readme()
     monkeypatch.chdir(tmp_path)
     model = checkpoint("qwen2", None, num_hidden_layers=8)
-    *_, text = advise(ROOT, str(model), read_profile("smoke", ROOT), Path("mine.yaml"))
+    *_, text = advise(str(model), read_profile("smoke"), Path("mine.yaml"))
     assert str(served) in text and table.stem in text
     own = yaml.safe_load(Path("mine.yaml").read_text())
     own["artifacts"]["mine_quality"]["tasks"] = ["winogrande"]

@@ -2,7 +2,6 @@
 
 import json
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def folder(path, config, *, weights=False):
 
 
 def test_numbers_are_those_of_the_cost_model(tmp_path):
-    _, costs, requests, written = advise(ROOT, folder(tmp_path / "m", LLAMA), GPU, tmp_path / "mine.yaml")
+    _, costs, requests, written = advise(folder(tmp_path / "m", LLAMA), GPU, tmp_path / "mine.yaml")
     rows = {tuple(line.split()[:1] + line.split()[-5:-4]): line.split() for line in costs.splitlines()[3:]}
     half, grouped = rows["8", "1"], rows["8", "4"]
     assert (
@@ -51,19 +50,17 @@ def test_numbers_are_those_of_the_cost_model(tmp_path):
 @pytest.mark.parametrize(("profile", "gpus"), [("gpu", 1), ("smoke", 0)])
 def test_what_it_writes_is_a_configuration_that_no_other_model_overwrites(tmp_path, profile, gpus):
     output = tmp_path / "own.yaml"
-    profile = read_profile(profile, ROOT)
+    profile = read_profile(profile)
 
     def written(name, **changes):
         model = tmp_path / name
         model = str(model) if model.exists() else folder(model, LLAMA | changes, weights=True)
-        return list(advise(ROOT, model, profile, output))[-1]
+        return list(advise(model, profile, output))[-1]
 
     assert "CONFIG=" in written("a") and written("a") == written("a")
-    own = read_config(ROOT, read_profile(profile.folder, ROOT, [str(output)])).models["own"]
+    own = read_config(read_profile(profile.folder, [str(output)])).models["own"]
     assert own.gpus.distill == own.gpus.serve == gpus and own.num_key_value_layers["50"] == 8
-    assert own.family == "llama" and Size.of(
-        read_config(ROOT, read_profile(profile.folder, ROOT, [str(output)])), "own", ROOT
-    )
+    assert own.family == "llama" and Size.of(read_config(read_profile(profile.folder, [str(output)])), "own")
     with pytest.raises(UserError, match="OUTPUT="):
         written("b", num_hidden_layers=12)
     assert yaml.safe_load(output.read_text())["models"]["own"]["num_hidden_layers"] == 16
@@ -82,7 +79,7 @@ def test_what_it_writes_is_a_configuration_that_no_other_model_overwrites(tmp_pa
 def test_a_model_that_cannot_be_is_one_sentence(tmp_path, config, words):
     model = folder(tmp_path / "model", config) if config else str(tmp_path / "nothing")
     with pytest.raises(UserError, match=words):
-        next(advise(ROOT, model, GPU, tmp_path / "mine.yaml"))
+        next(advise(model, GPU, tmp_path / "mine.yaml"))
 
 
 @pytest.fixture
@@ -111,19 +108,19 @@ def hub(monkeypatch):
 def test_what_the_hub_refuses_is_one_sentence(hub, tmp_path, kind, words):
     hub.append(kind.__new__(kind))
     with pytest.raises(UserError, match=words):
-        next(advise(ROOT, "org/name", GPU, tmp_path / "mine.yaml"))
+        next(advise("org/name", GPU, tmp_path / "mine.yaml"))
     with pytest.raises(UserError, match=words):
         sizes.hub_config("org/name")
 
 
 def test_a_plan_reads_the_size_from_the_hub_and_refuses_other_families(monkeypatch):
-    config = read_config(ROOT, read_profile("gpu", ROOT, []))
+    config = read_config(read_profile("gpu", []))
     config.models["own"] = config.models["llama-3.2-1b"].model_copy(update={"architecture": None})
     monkeypatch.setattr(sizes, "hub_config", lambda name, revision: LLAMA)
-    assert Size.of(config, "own", ROOT).layers == 16
+    assert Size.of(config, "own").layers == 16
     monkeypatch.setattr(sizes, "hub_config", lambda name, revision: HYBRID)
     with pytest.raises(UserError, match="'qwen3_next'"):
-        Size.of(config, "own", Path(ROOT))
+        Size.of(config, "own")
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.8, "l = 10 (38 % skipped) keeps 80 %"), (0.99, "no l measured")])
@@ -138,11 +135,11 @@ def test_the_reading_curve_names_the_smallest_l_that_keeps_enough(tmp_path, monk
     monkeypatch.setattr("subprocess.run", lambda *words, **settings: ended)
     monkeypatch.setattr("pipeline.run.advise.make_plan", lambda *arguments: None)
     monkeypatch.setattr("pipeline.run.advise.summary", lambda plan: "25 min")
-    plan, found = measured(ROOT, GPU, str(record), share, 16)
+    plan, found = measured(GPU, str(record), share, 16)
     assert plan == "25 min" and words in found and "upper bound" in found
     ended.returncode = 1
     with pytest.raises(UserError, match="not measured"):
-        list(measured(ROOT, GPU, str(record), share, 16))
+        list(measured(GPU, str(record), share, 16))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
         patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
-        config = read_config(ROOT, read_profile("local", ROOT))
+        config = read_config(read_profile("local"))
         assert not [why for _, why in redraw(config, folder(ROOT, config)) if why]
         return (REDRAWN / "local").absolute()
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from huggingface_hub import constants, errors
 from tests.programs import write_program
-from tests.unit.artifact_helpers import ROOT, scale, typed
+from tests.unit.artifact_helpers import scale, typed
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, jobs
 
 from pipeline.records import libraries
@@ -248,7 +248,7 @@ def test_the_sources_of_planned_jobs():
 
     def fetched(*jobs):
         planned = [PlannedJob(rule, wildcards) for rule, wildcards in jobs]
-        return {item.hub: item for item in once(item for job in planned for item in downloads(job, config, ROOT))}
+        return {item.hub: item for item in once(item for job in planned for item in downloads(job, config))}
 
     found = fetched(
         ("resolve_model", {"model": "llama-3.1-8b-base"}),

@@ -78,7 +78,7 @@ def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     names = []
 
-    def measured(sizes, folder, points, *, enforce_eager):
+    def measured(sizes, folder, points):
         names[:] = points
         return {name: {"limit": 1.7, "speedup": 0.9 if name == slow else 1.6, "low": 1, "high": 2} for name in points}
 
@@ -126,7 +126,7 @@ def test_limits_of_speed_lie_below_those_of_the_flops():
 
 def test_a_wrong_mask_changes_the_loss(tmp_path, monkeypatch):
     recipe, rows = make_recipe(TINY.row), make_rows(tmp_path / "rows", TINY.row, TINY.large["vocab_size"], 1)
-    step = make_step(random_model(TINY.large, "cpu"), half(TINY.large), recipe)
+    step = make_step(random_model(TINY.large), half(TINY.large), recipe)
     found = {"recompiled": 0, "tokens_per_second": 1.0, "peak_tflops": None, "peak_gib": None}
     assert gpu_checks.judge_training(found | {"losses": gpu_checks.kernel_losses(step, recipe, rows)})[0]
     monkeypatch.setattr(attention, "sample_lengths", lambda position_ids: [position_ids.numel()])

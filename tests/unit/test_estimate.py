@@ -45,7 +45,7 @@ def distilling(model="llama-3.1-8b", variant="swiftkv-50", gpus=8, **more):
 
 
 def seconds(config, planned, speed=1.0):
-    return Work(planned, typed(config), ROOT, speed).seconds()
+    return Work(planned, typed(config), speed).seconds()
 
 
 # Profiles and machines
@@ -53,12 +53,12 @@ def seconds(config, planned, speed=1.0):
 
 def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     monkeypatch.setattr("pipeline.run.jobs.memory_mb", lambda: 16000)
-    slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
+    slurm, local = (read_profile(name) for name in ("slurm", "local"))
     assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
-    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
+    assert read_profile(ROOT / "profiles/gpu").resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
     assert not slurm.resources
 
 
@@ -104,7 +104,7 @@ def test_memory_is_what_the_control_groups_leave(tmp_path, groups, files, free):
 def test_a_slower_product_lengthens_what_is_computed_by_no_more_than_itself(config):
     """The reference processor reaches 0.55 TFLOP/s in forward passes and 1.2 in the product: 46 % of the time."""
     planned = job("similarity", model="llama-3.1-8b")
-    one, half = (Work(planned, typed(config), ROOT, speed).compute(1e12, "forward", 1) for speed in (1, 0.5))
+    one, half = (Work(planned, typed(config), speed).compute(1e12, "forward", 1) for speed in (1, 0.5))
     assert half == pytest.approx(1.46 * one, rel=0.01)
     on_gpu = job("similarity", 1, model="llama-3.1-8b")
     assert seconds(config, on_gpu, 0.5) == seconds(config, on_gpu)
@@ -116,8 +116,8 @@ def test_a_slower_product_lengthens_what_is_computed_by_no_more_than_itself(conf
 def test_sizes_are_the_published_ones(config):
     local = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())
     config["models"]["small"] = local["models"]["smollm2-135m"]
-    assert Size.of(typed(config), "small", ROOT).parameters == 134515008  # read from its package
-    assert Size.of(typed(config), "llama-3.1-405b", ROOT).bytes == pytest.approx(401.7e9 + 2 * 4.2e9, rel=0.001)
+    assert Size.of(typed(config), "small").parameters == 134515008  # read from its package
+    assert Size.of(typed(config), "llama-3.1-405b").bytes == pytest.approx(401.7e9 + 2 * 4.2e9, rel=0.001)
     moe = Size(read_json(ROOT / "resources/architectures/deepseek-v2-lite.json")["config"])
     assert moe.passed == pytest.approx(2.4e9, rel=0.1)  # of 15.7e9
     dense = Size(read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"])
@@ -155,7 +155,7 @@ def test_what_makes_a_training_longer(config, cheaper, dearer):
 def test_a_benchmark_is_priced_by_one_entry(config):
     config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
     scoring = job("score", 1, outputs=["new.json"], model="llama-3.1-8b", variant="baseline", kv_cache="auto")
-    plan = estimate_plan(ROOT, CLUSTER, typed(config), [scoring, job("fetch_questions", task="new")])
+    plan = estimate_plan(CLUSTER, typed(config), [scoring, job("fetch_questions", task="new")])
     assert plan.downloads[0].hub == "org/new"
     text = report(plan)
     assert "state it under tasks.new.asks" in text and "GPU-hours   ?," in text and "0.0 + ?" not in text
@@ -180,7 +180,7 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
         return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
 
     def taken(planned, finished=()):
-        return estimates(ROOT, CLUSTER, typed(config), planned, finished)
+        return estimates(CLUSTER, typed(config), planned, finished)
 
     same, like = record("swiftkv-50", 1234.5), distilling(variant="swiftkv-62.5")
     other = distilling(model="qwen2.5-7b")
@@ -198,7 +198,7 @@ def test_what_cannot_be_estimated_has_a_time_limit_too(config):
     planned = distilling()
     with pytest.raises(UserError):
         seconds(config, planned)
-    assert time_limit(Work(planned, typed(config), ROOT)) >= 120
+    assert time_limit(Work(planned, typed(config))) >= 120
 
 
 def point(*names, variant="baseline", **more):
@@ -224,13 +224,13 @@ def test_a_rate_is_estimated_by_its_time_up_to_the_first_at_which_requests_wait(
 
 def test_an_exclusive_node_counts_whole(config):
     shared, alone = (
-        estimate_plan(ROOT, CLUSTER, typed(config), [point("interactive-2k", extra=extra)])
+        estimate_plan(CLUSTER, typed(config), [point("interactive-2k", extra=extra)])
         for extra in (None, "--mail-type=FAIL --exclusive")
     )
     assert 0 < 8 * shared.times.gpu_hours[0] == pytest.approx(alone.times.gpu_hours[0])
     assert "up to 8 GPUs a job" in report(alone)
     here = replace(CLUSTER, jobs=None, cores=2)
-    (job,) = estimates(ROOT, here, typed(config), [point("interactive-2k", extra="--exclusive")]).to_dict("records")
+    (job,) = estimates(here, typed(config), [point("interactive-2k", extra="--exclusive")]).to_dict("records")
     assert job["gpus"] == 1
 
 

@@ -243,7 +243,7 @@ def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
 
 def test_the_page_and_the_demo_show_what_the_shipped_records_give(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = read_config(ROOT, read_profile("local", ROOT))
+    config = read_config(read_profile("local"))
     assert not [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE, "demo")) if why]
     made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
     text = (ROOT / PAGE).read_text(encoding="utf-8")

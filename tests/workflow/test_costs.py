@@ -21,13 +21,11 @@ def plan(*arguments):
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.setattr(estimate, "processor_speed", lambda config: 1.0)
-    profile = dataclasses.replace(
-        read_profile("local", ROOT), cores=2, resources={}
-    )  # no matter how much memory is free now
-    config = read_config(ROOT, profile)
+    profile = dataclasses.replace(read_profile("local"), cores=2, resources={})  # no matter how much memory is free now
+    config = read_config(profile)
     # As if nothing had run yet, whatever this folder holds.
-    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
-    cold = estimate_plan(ROOT, profile, config, jobs)
+    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, everything=True)]
+    cold = estimate_plan(profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
     assert not cold.times.gpu_hours.any() and not cold.times.measured.any()
 
@@ -75,7 +73,7 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
 )
 def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence):
     with pytest.raises(UserError, match=sentence):
-        plan_jobs(read_profile(profile, ROOT), ROOT, [file])
+        plan_jobs(read_profile(profile), [file])
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,10 @@ def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, key, wron
     for name in ("profile.yaml", "site.yaml", "partitions.yaml"):
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
     with pytest.raises(UserError, match=sentence):
-        plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
+        plan_jobs(read_profile(tmp_path), ["results/tables/table1.tex"])
 
 
 def test_a_profile_whose_partitions_are_missing_is_one_sentence(tmp_path):
     (tmp_path / "profile.yaml").write_text((ROOT / "profiles/slurm/profile.yaml").read_text())
     with pytest.raises(UserError, match="Partition configuration file not found, given was partitions.yaml"):
-        read_profile(tmp_path, ROOT)
+        read_profile(tmp_path)

@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError, command_line
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(os.path.relpath(ROOT))  # for paths in messages
+if TYPE_CHECKING:
+    from pipeline.run.jobs import Profile
+
+HERE = Path(os.path.relpath(PROJECT))  # for paths in messages
 
 
 @command_line
@@ -43,12 +46,10 @@ def main() -> None:
 def advise(options: argparse.Namespace) -> None:
     """Print the limits of SwiftKV's gain for a model, and write the configuration to train it."""
     from pipeline.run.advise import advise
-    from pipeline.run.jobs import read_profile
 
     if len(options.targets) != 1:
         raise UserError("name one model: make advise MODEL=org/name, or its folder")
-    profile = read_profile(options.profile, ROOT)
-    for part in advise(ROOT, options.targets[0], profile, options.output, measure=options.measure):
+    for part in advise(options.targets[0], _profile(options), options.output, measure=options.measure):
         print(f"{part}\n", flush=True)
 
 
@@ -56,24 +57,21 @@ def plan(options: argparse.Namespace) -> None:
     """Print what a run would cost: jobs, hours, disk, downloads and licenses."""
     from pipeline.run.plan import make_plan, report
 
-    where = (ROOT, options.profile, options.targets, options.configfile)
-    print(report(make_plan(*where, everything=options.all)))
+    print(report(make_plan(_profile(options), options.targets, everything=options.all)))
 
 
 def check(options: argparse.Namespace) -> None:
     """Check what would stop a run, before it starts."""
     from pipeline.run.check import check
 
-    check(ROOT, options.profile, options.targets, options.configfile)
+    check(_profile(options), options.targets)
 
 
 def run(options: argparse.Namespace) -> None:
     """Make targets with Snakemake."""
-    from pipeline.run.jobs import read_profile
-
-    profile = read_profile(options.profile, ROOT, options.configfile)
+    words = _profile(options).command(options.targets)
     # In place of this program, so that signals reach it.
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *profile.command(ROOT, options.targets)])
+    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *words])
 
 
 def report(options: argparse.Namespace) -> None:
@@ -121,12 +119,19 @@ def keep(options: argparse.Namespace) -> None:
 COMMANDS = {function.__name__: function for function in (advise, plan, check, run, report, compare, redraw, keep)}
 
 
+def _profile(options: argparse.Namespace) -> Profile:
+    """The profile of a scale."""
+    from pipeline.run.jobs import read_profile
+
+    return read_profile(options.profile, options.configfile)
+
+
 def _config(options: argparse.Namespace) -> tuple[Config, Path]:
     """The configuration of a scale, and the folder of its reference run."""
     from pipeline.run.compare import folder
-    from pipeline.run.jobs import read_config, read_profile
+    from pipeline.run.jobs import read_config
 
-    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
+    config = read_config(_profile(options))
     return config, options.reference or folder(HERE, config)
 
 

@@ -29,7 +29,7 @@ def on_gpus(stage, alone=None):
         job = PlannedJob(
             rule_of(rulename), dict(w.items()), outputs=tuple(outputs), threads=threads, resources=resources
         )
-        return min(attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime)
+        return min(attempt * time_limit(Work(job, scale)), site.longest_runtime)
 
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
@@ -179,6 +179,6 @@ def hand_over_progress(profile):
     jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
-    found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
+    found = estimates(profile, scale, list(jobs.values()), finished)
     progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

@@ -34,7 +34,7 @@ from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 class _Loader(yaml.CSafeLoader):  # the fast one: every job of a cluster reads the configuration twice

@@ -11,9 +11,6 @@ from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, Q
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
 
-Documents = Annotated[Whole, Field(description="Number of chats used.")]
-MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
-DrawSeed = Annotated[Seed, Field(description="Seed of the choice of chats.")]
 NamedSets = dict[Name, Names]
 NamesOrSet = Names | Text
 # A prefill reduction in percent, also without quotes.
@@ -218,9 +215,9 @@ class Heldout(Section):
 class Fidelity(Section):
     """Held-out chats on which KL to the teacher, top-1 agreement and perplexity are measured."""
 
-    documents: Documents
-    max_length: MaxLength
-    seed: DrawSeed
+    documents: Whole = key("Number of chats used.")
+    max_length: Whole = key("Longer chats are cut at this many tokens.")
+    seed: Seed = key("Seed of the choice of chats.")
 
 
 class Similarity(Fidelity):
@@ -237,8 +234,8 @@ class Prompts(Section):
 
     items: Whole = key("Questions about a passage alone.")
     among: Whole = key("How many of them are also asked about their passage among three others.")
-    induction: Annotated[list[Annotated[Whole, Field(ge=28)]], Field(min_length=1)] = key(
-        "Random words before some of them come again; a task each."
+    induction: list[Annotated[Whole, Field(ge=28)]] = key(
+        "Random words before some of them come again; a task each.", min_length=1
     )
     retrieval: list[Whole] = key("Tokens of made-up facts, one of which is asked; a task each.")
     synthetic: Whole = key("Items of each of these tasks.")

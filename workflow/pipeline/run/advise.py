@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 from huggingface_hub import HfApi
 
-from pipeline.config import check, load_yaml
+from pipeline.config import PROJECT, check, load_yaml
 from pipeline.run.estimate import HOUR, TERA, Work
 from pipeline.run.jobs import PlannedJob, Profile, Resources, read_config, read_profile
 from pipeline.run.plan import make_plan, summary, table
@@ -66,11 +66,10 @@ artifacts:
 """
 
 
-def advise(root: Path, model: str, profile: Profile, output: Path, *, measure: bool = False) -> Iterator[str]:
+def advise(model: str, profile: Profile, output: Path, *, measure: bool = False) -> Iterator[str]:
     """Yield what SwiftKV would give a model, then what was done about it.
 
     Args:
-        root: folder of the project.
         model: org/name on the hub, a folder, or a config.json.
         profile: the profile to train with; without GPUs in it, neither has the configuration any.
         output: the configuration to write; its stem is the model's name there.
@@ -98,15 +97,15 @@ def advise(root: Path, model: str, profile: Profile, output: Path, *, measure: b
         served=served * on_gpus,
     )
     yield possible(Path(model).absolute().name, row, size)
-    yield from limits(root, name, yaml.safe_load(text)["models"][name], gpus, size, description)
+    yield from limits(name, yaml.safe_load(text)["models"][name], gpus, size, description)
     if not source:
         yield f"{output} is not written, as no weights lie beside this config.json: name their folder, or org/name"
         return
     if output.exists() and output.read_text(encoding="utf-8") != text:
         raise UserError(f"{output} exists with other content; choose another file with OUTPUT=, or delete it")
     output.write_text(text, encoding="utf-8")
-    written = read_profile(profile.folder, root, [str(output)])
-    config = read_config(root, written)
+    written = read_profile(profile.folder, [str(output)])
+    config = read_config(written)
     results = config.pathvars.results
     words = f"PROFILE={profile.folder.name} CONFIG={output} TARGETS="
     checkpoint = f"{results}/checkpoints/{name}/swiftkv-50"
@@ -117,7 +116,7 @@ def advise(root: Path, model: str, profile: Profile, output: Path, *, measure: b
     )
     if measure:
         target, share = f"{results}/reading/{name}/copied.json", config.entries["reading"]["share"]
-        yield from measured(root, written, target, share, size.layers)
+        yield from measured(written, target, share, size.layers)
 
 
 def describe(model: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -174,25 +173,22 @@ def possible(title: str, row: Architecture, size: Size) -> str:
     )
 
 
-def limits(
-    root: Path, name: str, entry: dict[str, Any], gpus: int, size: Size, description: Mapping[str, Any]
-) -> Iterator[str]:
+def limits(name: str, entry: dict[str, Any], gpus: int, size: Size, description: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table of costs, and one of requests, by l and group; l = L is the unchanged model.
 
     Args:
-        root: folder of the project.
         name, entry: of the model in the configuration.
         gpus: of a training.
         size, description: the model's.
     """
-    settings = load_yaml(root / "config.yaml") | load_yaml(root / "artifacts.yaml")
+    settings = load_yaml(PROJECT / "config.yaml") | load_yaml(PROJECT / "artifacts.yaml")
     settings["models"][name] = entry
     config, arch, layers = check(settings), size.dimensions, size.layers
     memory = CARD * config.serving.engine.gpu_memory_utilization
     cases = [(SwiftKVSpec(layers, layers), "-")]
     for reduction, layer in entry["num_key_value_layers"].items():
         variant = {"model": name, "variant": f"swiftkv-{reduction}"}  # a larger group takes hardly less
-        work = Work(PlannedJob("distill", variant, resources=Resources(gpu=gpus)), config, root)
+        work = Work(PlannedJob("distill", variant, resources=Resources(gpu=gpus)), config)
         work.size = size
         hours = f"{gpus * work.seconds() / HOUR:,.1f}"
         cases += [(SwiftKVSpec(layers, layer, group), hours) for group in GROUPS if (layers - layer) % group == 0]
@@ -227,14 +223,14 @@ def limits(
     )
 
 
-def measured(root: Path, profile: Profile, target: str, share: float, layers: int) -> Iterator[str]:
+def measured(profile: Profile, target: str, share: float, layers: int) -> Iterator[str]:
     """Yield the plan of a reading of untrained variants, then the smallest l that keeps `share` of what passages tell."""
     from pipeline.artifacts.frame import saved_bits  # draws figures, which takes seconds to import
     from pipeline.artifacts.reading import lasting
     from pipeline.statistics import bootstrapped_ratio
 
-    yield summary(make_plan(root, profile.folder, [target], list(map(str, profile.configfiles))))
-    if subprocess.run([sys.executable, "-m", "snakemake", *profile.command(root, [target])]).returncode:
+    yield summary(make_plan(profile, [target]))
+    if subprocess.run([sys.executable, "-m", "snakemake", *profile.command([target])]).returncode:
         raise UserError("the reading curve was not measured, as said above")
     teacher, *members = read_json(Path(target))["result"]["members"]
     gain = saved_bits(teacher, teacher, "squad")

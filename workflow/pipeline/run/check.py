@@ -18,7 +18,7 @@ from pipeline.gpus import asked_for, cuda_of
 from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import estimates
-from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
+from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config
 from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
@@ -60,32 +60,29 @@ class Report:
         self.show(f"FAIL  {name}: {sentence}")
 
 
-def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles: Sequence[str] = ()) -> None:
+def check(profile: Profile, targets: Sequence[str] = ()) -> None:
     """Check the requirements of a run of a profile, and print a line for each check.
 
     Args:
-        root: folder of the project.
-        name: the profile's name, or its folder.
+        profile: the profile.
         targets: files to be made; all if empty.
-        configfiles: added to the profile's own.
 
     Raises:
         UserError: there is no plan, or a check failed.
     """
-    profile, report = read_profile(name, root, configfiles), Report()
-    config, jobs = read_config(root, profile), plan_jobs(profile, root, targets)
+    report, config, jobs = Report(), read_config(profile), plan_jobs(profile, targets)
     report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
     if other := other_libraries(Path(config.pathvars.results)):
         report.show(
             f"note  records: {other}; new ones may differ for that alone: delete these, or keep the environment"
         )
     # Later attempts may ask for more.
-    again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
+    again = plan_jobs(profile, targets, attempt=profile.attempts) if profile.slurm else []
     for sentence in check_environment(report, profile, [*jobs, *again]):
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
-    missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
-    written = estimates(root, profile, config, jobs).written.sum()
+    missing = check_hub(report, (item for job in jobs for item in downloads(job, config)))
+    written = estimates(profile, config, jobs).written.sum()
     report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")

@@ -96,20 +96,21 @@ class Comparison:
         agreed, uncompared: numbers of quantities.
         records: number of records that both runs have.
         disagreements: a sentence for each.
-        machines: of the run and of the reference: processor and cores, or GPU.
+        machines, reference_machines: of the run and of the reference: processor and cores, or GPU.
     """
 
     agreed: int = 0
     uncompared: int = 0
     records: int = 0
     disagreements: list[str] = field(default_factory=list)
-    machines: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+    machines: set[str] = field(default_factory=set)
+    reference_machines: set[str] = field(default_factory=set)
 
     def add(self, name: str, expected: Record, measured: Record) -> None:
         """Compare the record of the reference run at a path with the run's own."""
         self.records += 1
-        for record, machines in zip((measured, expected), self.machines, strict=True):
-            machines.add(record.device)
+        self.machines.add(measured.device)
+        self.reference_machines.add(expected.device)
         if expected.status == "unavailable":
             self.uncompared += 1
         elif measured.status == "unavailable":
@@ -187,14 +188,14 @@ def compare(reference: Path, results: Path, only: Collection[str] | None = None)
 
 def report(comparison: Comparison, reference: Path, results: Path) -> str:
     """Return the lines of a comparison: disagreements, machines, and numbers of quantities."""
-    lines = list(comparison.disagreements)
-    for name, place, machines in zip(("this run", "reference"), (results, reference), comparison.machines, strict=True):
-        lines.append(f"{name}: {place}, {some(sorted(machines), 2)}")
-    lines.append(
+    lines = [
+        *comparison.disagreements,
+        f"this run: {results}, {some(sorted(comparison.machines), 2)}",
+        f"reference: {reference}, {some(sorted(comparison.reference_machines), 2)}",
         f"{comparison.agreed:,} quantities of {comparison.records} records agree, {len(comparison.disagreements)} do not; "
         f"not compared: {comparison.uncompared:,}, such as times, words and settings of a machine "
-        "(workflow/pipeline/run/compare.py)"
-    )
+        "(workflow/pipeline/run/compare.py)",
+    ]
     return "\n".join(lines)
 
 
@@ -203,11 +204,16 @@ def folder(root: Path, config: Config) -> Path:
     return root / FOLDER / Path(config.pathvars.results).name
 
 
+def measured(config: Config, name: str) -> list[str]:
+    """Return the records and resolved models that an artifact is made of, as paths from the folder of results."""
+    results = Path(config.pathvars.results)
+    files = [Path(file) for files in contents.needs(config, name).values() for file in files]
+    return [str(file.relative_to(results)) for file in files if file.suffix == ".json" and results in file.parents]
+
+
 def inputs(config: Config, targets: Collection[str]) -> set[str]:
-    """Return the input files of some targets, as paths from the folder of results."""
-    names = contents.named(config, targets)
-    files = (file for name in names for group in contents.needs(config, name).values() for file in group)
-    return {file.removeprefix(f"{config.pathvars.results}/") for file in files}
+    """Return what some targets are made of, as `measured` does."""
+    return {file for name in contents.named(config, targets) for file in measured(config, name)}
 
 
 def records(place: Path) -> list[str]:

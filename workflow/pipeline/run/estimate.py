@@ -42,36 +42,38 @@ class Work:
     Args:
         job: the job.
         config: the configuration.
-        root: folder of the project.
         speed: of this processor, as `processor_speed` measures it.
+
+    Attributes:
+        model, variant: of the job; empty where it has none.
     """
 
-    def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
-        self.job, self.config, self.root, self.product = job, config, root, speed
+    def __init__(self, job: PlannedJob, config: Config, speed: float = 1.0) -> None:
+        self.job, self.config, self.product = job, config, speed
         self.speeds = config.planning.gpu if job.gpus else config.planning.cpu
         self.devices = job.gpus or job.threads
+        self.model, self.variant = job.wildcards.get("model", ""), job.wildcards.get("variant", "")
 
     @cached_property
     def size(self) -> Size:
         """The model's size."""
-        return Size.of(self.config, self.job.wildcards["model"], self.root)
+        return Size.of(self.config, self.model)
 
     @property
     def packaged(self) -> bool:
         """Whether the model comes with an installed package."""
-        return isinstance(self.config.models[self.job.wildcards["model"]].source, PackagedModel)
+        return isinstance(self.config.models[self.model].source, PackagedModel)
 
     @property
     def spec(self) -> SwiftKVSpec | None:
         """The variant's rewiring; None for the unchanged model."""
-        return self.config.spec(self.job.wildcards["model"], self.job.wildcards["variant"])
+        return self.config.spec(self.model, self.variant)
 
     @property
     def recipe(self) -> Recipe:
         """The recipe that the job names, or its variant's."""
-        named = self.job.wildcards
-        name = named.get("recipe") or self.config.variants[named["variant"]].recipe
-        return self.config.recipe(named["model"], name)
+        name = self.job.wildcards.get("recipe") or self.config.variants[self.variant].recipe
+        return self.config.recipe(self.model, name)
 
     @property
     def settings(self) -> Any:
@@ -182,7 +184,7 @@ class Work:
             amount, batch = asks(config.tasks[name], name), config.tasks[name].batch_size
             starts = amount.questions if amount.answer else 1
             tokens = amount.questions * amount.prompt + starts * amount.shots
-            if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
+            if config.scoring_engine(self.model, self.variant, job.wildcards["kv_cache"], name):
                 total += self.speeds.engine + self.busy(tokens + amount.questions * amount.answer)
             else:
                 steps = math.ceil(amount.questions / batch) * LONGEST * amount.answer
@@ -196,19 +198,19 @@ class Work:
         if rule == "evaluate_early_exit":
             answers = 2 * (settings.prompts + len(settings.questions) + 1)
             return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
-        changed = rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
+        changed = rule == "fidelity" and self.config.variants[self.variant].changed
         return self.forward(tokens * (4 if changed else 2))
 
     def _reading(self) -> float:
         """The unchanged model over all prompts, from which a trained variant goes on; a family takes about as long again."""
         asked = self.config.reading
         passages = (asked.items + 4 * asked.among) * self.text.chat_tokens
-        passes = 2 if self.job.wildcards["variant"] in FAMILIES else 1
+        passes = 2 if self.variant in FAMILIES else 1
         return self.forward(passes * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
 
     def _serving(self) -> float:
         """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
-        changed = self.job.wildcards["variant"] != "baseline"
+        changed = self.variant != "baseline"
         sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
         measuring = sum(sides[name] * self._point(name) for name in sides)
         return self.speeds.engine * max(sides.values()) + measuring
@@ -244,7 +246,7 @@ class Work:
             return self.size.checkpoint_bytes(self.spec) + STATES * 12 * self.size.trained(self.spec, self.recipe.train)
         if rule == "teacher_states":
             recipes = [name for name, recipe in config.recipes.items() if recipe.data == self.recipe.data]
-            stored = 1 + len(config.stored_layers(self.job.wildcards["model"], recipes))
+            stored = 1 + len(config.stored_layers(self.model, recipes))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
         return self.size.bytes if rule == "resolve_model" and self.packaged else 0.0
 
@@ -280,14 +282,13 @@ def processor_speed(config: Config) -> float:
 
 
 def estimates(
-    root: Path, profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
+    profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> pd.DataFrame:
     """Return what each job takes: the time it took before, else its estimate, corrected by those of finished jobs.
 
     Where jobs run models on this processor, it is timed.
 
     Args:
-        root: folder of the project.
         profile, config, jobs: of the run.
         finished: other jobs of the same configuration; those with a benchmark file count.
 
@@ -299,10 +300,10 @@ def estimates(
     speed = processor_speed(config) if here else 1.0
     rows = []
     for job in [*jobs, *finished]:
-        work = Work(job, config, root, speed)
+        work = Work(job, config, speed)
         row = {
             "rule": job.rule,
-            "model": job.wildcards.get("model", ""),
+            "model": work.model,
             "gpus": work.gpus if profile.cores is None else job.gpus,
             "took": measured_seconds(job),
         }

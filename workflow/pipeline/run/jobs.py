@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import contents
-from pipeline.config import Config, check, load_yaml
+from pipeline.config import PROJECT, Config, check, load_yaml
 from pipeline.config.local import check_local_sources
 from pipeline.gpus import python_of_jobs
 from pipeline.stages import rule_of, stage_of
@@ -99,9 +99,9 @@ class Profile:
     python: tuple[str, ...] = (sys.executable,)
     slurm: Any = None
 
-    def command(self, root: Path, targets: Sequence[str] = ()) -> list[str]:
-        """Return the words after `snakemake` that make some files, or all artifacts, of the project in `root`."""
-        words = ["--snakefile", str(root / "Snakefile"), "--profile", str(self.folder)]
+    def command(self, targets: Sequence[str] = ()) -> list[str]:
+        """Return the words after `snakemake` that make some files, or all artifacts."""
+        words = ["--snakefile", str(PROJECT / "Snakefile"), "--profile", str(self.folder)]
         words += ["--configfile", *map(str, self.configfiles)] if self.configfiles else []
         return [*words, "--", *targets]
 
@@ -144,12 +144,11 @@ def _number(file: Path, field: str = "") -> int | None:
     return int(found[1]) if found else None
 
 
-def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:
+def read_profile(name: str | Path, configfiles: Sequence[str] = ()) -> Profile:
     """Read a profile as Snakemake itself does.
 
     Args:
         name: a folder under profiles/ of the project, or a path.
-        root: folder of the project.
         configfiles: added to the profile's own.
 
     Raises:
@@ -158,10 +157,10 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     from snakemake.cli import ExecutorPluginRegistry, get_argument_parser, get_profile_dir, parse_args
     from snakemake.exceptions import WorkflowError
 
-    folder = root / "profiles" / name
+    folder = PROJECT / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
     if not folder.is_dir():
-        known = sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml"))
+        known = sorted(path.parent.name for path in PROJECT.glob("profiles/*/profile.yaml"))
         raise UserError(
             f"there is no profile {str(name)!r}{nearest(str(name), known)}; it is one of {', '.join(known)}, or a folder "
             "with a profile.yaml"
@@ -195,7 +194,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         resources=limits if cluster else machine_resources() | limits,
         attempts=1 + args.retries,
         directory=Path(args.directory or ""),
-        python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
+        python=tuple(python_of_jobs(map(str, args.software_deployment_method), PROJECT)),
         slurm=slurm,
     )
 
@@ -224,7 +223,7 @@ def refuse_replaced_configuration(words: Sequence[str], files: Iterable[str | Pa
                     )
 
 
-def read_config(root: Path, profile: Profile) -> Config:
+def read_config(profile: Profile) -> Config:
     """Read the configuration of a profile, merged by Snakemake's own rules and checked as a run checks it.
 
     Raises:
@@ -233,7 +232,7 @@ def read_config(root: Path, profile: Profile) -> Config:
     from snakemake.utils import update_config
 
     config: dict[str, Any] = {}
-    for file in (root / "config.yaml", root / "artifacts.yaml", *profile.configfiles):
+    for file in (PROJECT / "config.yaml", PROJECT / "artifacts.yaml", *profile.configfiles):
         update_config(config, load_yaml(file))
     return checked(config, profile.directory)
 
@@ -255,13 +254,12 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
 
 
 def plan_jobs(
-    profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
+    profile: Profile, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
 ) -> list[PlannedJob]:
     """Return the jobs that Snakemake would run; none where nothing is left to do.
 
     Args:
         profile: the profile that they would run with.
-        root: folder of the project.
         targets: files or rules; none stands for all artifacts.
         everything: also what is finished.
         attempt: what jobs ask for may grow with it.
@@ -270,7 +268,7 @@ def plan_jobs(
         UserError: Snakemake cannot plan; its own sentence.
     """
     words = ["--attempt", attempt, *(["--forceall"] if everything else [])]
-    return dry_run(*words, *profile.command(root, targets))
+    return dry_run(*words, *profile.command(targets))
 
 
 def dry_run(*words: object) -> list[PlannedJob]:
@@ -314,11 +312,15 @@ def dry_run(*words: object) -> list[PlannedJob]:
 
 def _planned(event: logging.LogRecord) -> PlannedJob:
     """A job as its event describes it, without resources that only the running job will know."""
-    about = vars(event)
-    resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
-    files = tuple(about["input"]), tuple(about["output"]), about["benchmark"]
+    resources = {name: value for name, value in event.resources.items() if "<TBD>" not in str(value)}
     return PlannedJob(
-        rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources)
+        rule_of(event.rule_name),
+        dict(event.wildcards),
+        tuple(event.input),
+        tuple(event.output),
+        event.benchmark,
+        event.threads,
+        Resources(resources),
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.run.estimate import HOUR, estimates
-from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
+from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config
 from pipeline.run.sizes import Download, Size, downloads, once
 from swiftkv.cost import GIGA
 
@@ -39,39 +39,31 @@ class Plan:
     wall_seconds: float
 
 
-def make_plan(
-    root: Path,
-    profile: str | Path,
-    targets: Sequence[str] = (),
-    configfiles: Sequence[str] = (),
-    *,
-    everything: bool = False,
-) -> Plan:
-    """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`.
+def make_plan(profile: Profile, targets: Sequence[str] = (), *, everything: bool = False) -> Plan:
+    """Plan a run and estimate it; the arguments are those of `plan_jobs`.
 
     Raises:
         UserError: as theirs, or the size of a model is not known, or its architecture.
     """
-    found = read_profile(profile, root, configfiles)
-    config = read_config(root, found)
-    jobs = plan_jobs(found, root, targets, everything=everything)
+    config = read_config(profile)
+    jobs = plan_jobs(profile, targets, everything=everything)
     for model in dict.fromkeys(job.wildcards["model"] for job in jobs if "model" in job.wildcards):
         with at(f"models.{model}"):
-            Size.of(config, model, root)
+            Size.of(config, model)
     # Finished jobs tell how long others take; a dry run that names them is worth its seconds only if there are any.
     finished: list[PlannedJob] = []
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
-        finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
-    return estimate_plan(root, found, config, jobs, finished)
+        finished = [job for job in plan_jobs(profile, everything=True) if job.outputs not in left]
+    return estimate_plan(profile, config, jobs, finished)
 
 
 def estimate_plan(
-    root: Path, profile: Profile, config: Config, jobs: list[PlannedJob], finished: Sequence[PlannedJob] = ()
+    profile: Profile, config: Config, jobs: list[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> Plan:
     """Estimate planned jobs; the arguments are those of `estimates`."""
-    times, numbered = estimates(root, profile, config, jobs, finished), dict(enumerate(jobs))
-    fetched = once(item for job in jobs for item in downloads(job, config, root))
+    times, numbered = estimates(profile, config, jobs, finished), dict(enumerate(jobs))
+    fetched = once(item for job in jobs for item in downloads(job, config))
     least = wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile)
     return Plan(profile, config, jobs, times, fetched, least)
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config import PROJECT, Config
 from pipeline.config.catalogue import KNOWN
 from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
@@ -64,13 +64,12 @@ class Size:
         self.bytes = 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if fp8 else 2)
 
     @classmethod
-    def of(cls, config: Config, model: str, root: Path) -> Size:
+    def of(cls, config: Config, model: str) -> Size:
         """Return the size of a model of the configuration, without downloading anything.
 
         Args:
             config: the configuration.
             model: its name there.
-            root: folder of the project, in which `architecture` files lie.
 
         Raises:
             UserError: its config.json cannot be read, or its architecture is unknown.
@@ -80,7 +79,7 @@ class Size:
         if resolved.exists():
             found = read_json(resolved)["config"]
         elif entry.architecture:
-            found = read_json(root / entry.architecture)["config"]
+            found = read_json(PROJECT / entry.architecture)["config"]
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
             found |= source.random.model_dump(exclude_unset=True) if source.random else {}
@@ -179,16 +178,14 @@ class Download:
         return "dataset" if self.what in ("data set", "questions") else "model"
 
 
-def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
+def downloads(job: PlannedJob, config: Config) -> list[Download]:
     """Return what a job fetches from the hub or another address.
 
     Args:
         job: one of those that are planned.
         config: the configuration.
-        root: folder of the project, in which `architecture` files lie.
     """
     rule, named = job.rule, job.wildcards
-    tokenizer: dict[str, Any] = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
     if rule in ("corpus", "heldout"):
         mix = config.data[named.get("data", config.heldout.data)]
         return [item for source in mix.sources for item in _download("data set", source)]
@@ -203,12 +200,14 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
     model, variant, size = config.models[named["model"]], named.get("variant"), None
     with contextlib.suppress(UserError):  # its size is not known yet
         spec = config.spec(named["model"], variant) if variant else None
-        size = round(Size.of(config, named["model"], root).checkpoint_bytes(spec))
+        size = round(Size.of(config, named["model"]).checkpoint_bytes(spec))
     weights: dict[str, Any] = {"files": tuple(MODEL_FILES), "bytes": size, "layers": model.num_hidden_layers}
     if variant:
         return _download("checkpoint", model.checkpoints[variant], **weights)
-    chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
-    return _download("model", model.source, **weights, template=model.chat_template is None) + chat_template
+    tokenizer = _download(
+        "tokenizer", model.chat_template, files=tuple(TOKENIZER_FILES), bytes=TOKENIZER_BYTES, template=True
+    )
+    return _download("model", model.source, **weights, template=model.chat_template is None) + tokenizer
 
 
 def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
