@@ -43,18 +43,17 @@ class DistillationStep(nn.Module):
         trained = self.student.swiftkv_parameters()
         if not recipe.train_norm:
             del trained["model.norm_swiftkv.weight"]
+        for parameter in trained.values():
+            parameter.requires_grad_(True)
         self.teacher = self.student
         if recipe.train == "upper_layers":
             self.teacher = rewire(base, replace(spec, early_exit=False)).eval().requires_grad_(False)
-            own_upper_layers(self.student)
-            start = spec.num_key_value_layers
-            unused = self.student.model.teacher_projection_names(prefix="model.")
-            for index in range(start, spec.num_hidden_layers):
-                prefix = f"model.layers.{index}."
-                layer = self.student.model.layers[index].named_parameters(prefix=prefix[:-1])
-                trained |= {name: parameter for name, parameter in layer if name not in unused}
-        for parameter in trained.values():
-            parameter.requires_grad_(True)
+            # The student's own copies of what it shares with the teacher.
+            for module in self.student.model.upper_layers.modules():
+                for name, parameter in list(module.named_parameters(recurse=False)):
+                    setattr(module, name, nn.Parameter(parameter.detach().clone()))
+            for name in self.student.model.teacher_projection_names(prefix="model."):
+                self.student.get_parameter(name).requires_grad_(False)
         self.head = Head(self.student.lm_head.weight)
         self.early_exit_head = None
         if spec.early_exit:
@@ -201,14 +200,6 @@ class Head(nn.Module):
         """Return `loss(hidden, weight, *arguments)`, with the teacher's weight as last argument if there is one."""
         teacher = () if self.teacher is None else (self.teacher,)
         return loss(hidden, self.weight, *arguments, *teacher)
-
-
-def own_upper_layers(student: PreTrainedModel) -> None:
-    """Copy the parameters of the student's layers >= l, which it shares with the teacher."""
-    for layer in student.model.layers[student.spec.num_key_value_layers :]:
-        for module in layer.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
 def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
