@@ -119,9 +119,14 @@ def load_models(
     models = {"trained": load_sharing(checkpoint, teacher)}
     require_spec(checkpoint, models["trained"].spec, spec)
     if kv_cache == "auto":
-        fitted = moments and fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
-        models["start"] = spread(rewire(teacher, spec, fitted).eval(), teacher)
+        models["start"] = untrained(teacher, spec, moments)
     return teacher, models
+
+
+def untrained(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Path | None) -> PreTrainedModel:
+    """Rewire a teacher, whose weights are shared; with a file of `moments` the start is fitted to them."""
+    fitted = moments and fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
+    return spread(rewire(teacher, spec, fitted).eval(), teacher)
 
 
 def measure_fidelity(

@@ -28,15 +28,13 @@ from pipeline.config.settings import Prompts
 from pipeline.measure.client import ask, choose_questions
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.score.chats import require_spec
-from pipeline.score.fidelity import compare
+from pipeline.score.fidelity import compare, untrained
 from pipeline.sources import read_source
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name
-from swiftkv.distill.fit import fitted_values
-from swiftkv.distill.moments import Moments
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
-from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
+from swiftkv.models import load_base, load_sharing, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
 ANSWER = 8  # tokens of an answer that count, at most
@@ -145,12 +143,9 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
 
 def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
-    ours, theirs = model.model, teacher.base_model
-    depth = ours.spec.num_key_value_layers
-    pairs = zip([ours.embed_tokens, *ours.layers[:depth]], [theirs.embed_tokens, *theirs.layers[:depth]], strict=True)
-    return all(
-        one is other for mine, its in pairs for one, other in zip(mine.parameters(), its.parameters(), strict=True)
-    )
+    decoder = model.model
+    lower = torch.nn.ModuleList([decoder.embed_tokens, *decoder.layers[: decoder.spec.num_key_value_layers]])
+    return set(teacher.parameters()).issuperset(lower.parameters())
 
 
 @torch.inference_mode()
@@ -210,12 +205,8 @@ def load_members(
         model = load_sharing(checkpoint, teacher)
         require_spec(checkpoint, model.spec, spec)
         return {spec.num_key_value_layers: model}
-    members = {}
-    for layer in layers:
-        plain = SwiftKVSpec(teacher.config.num_hidden_layers, layer)
-        fitted = fitted_values(teacher, plain, Moments.read(moments, layer)) if moments else None
-        members[layer] = spread(rewire(teacher, plain, fitted).eval(), teacher)
-    return members
+    depth = teacher.config.num_hidden_layers
+    return {layer: untrained(teacher, SwiftKVSpec(depth, layer), moments) for layer in layers}
 
 
 def measure_reading(
