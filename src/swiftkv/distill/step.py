@@ -88,11 +88,11 @@ class DistillationStep(nn.Module):
         recipe, decoder = self.recipe, self.student.model
         collect = self.compared_state is not None
         with torch.no_grad():
+            arguments = attention.arguments(self.attention, position_ids)
             if lower_hidden is None:
-                state = lower_state(self.student, self.attention, input_ids, position_ids)
+                state = decoder.forward_lower(input_ids, position_ids, **arguments)
             else:
-                arguments = attention.arguments(self.attention, position_ids)
-                state = decoder.state(lower_hidden, position_ids, use_cache=False, **arguments)
+                state = decoder.state(lower_hidden, position_ids, **arguments)
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
                 teacher_compared = self._compared(inner, teacher_hidden)
