@@ -119,9 +119,8 @@ class DistillationStep(nn.Module):
         if collect:
             pair = (self._compared(inner, hidden), teacher_compared)
             hidden_loss = losses.hidden_state_loss(*(states.flatten(0, 1) for states in pair), flat_weights)
-        loss = recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
-        if self.early_exit_head is not None:  # the paper sums the two directly (Appendix E)
-            loss = loss + recipe.logits_weight * early_exit_loss
+        # The paper sums the losses of both heads directly (Appendix E).
+        loss = recipe.logits_weight * (logits_loss + early_exit_loss) + recipe.hidden_state_weight * hidden_loss
         return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
     def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
