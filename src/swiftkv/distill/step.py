@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
 from swiftkv.distill.recipe import Recipe, Teaching
-from swiftkv.models import LowerState, rewire
+from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -169,14 +169,6 @@ def make_step(
 ) -> DistillationStep | FineTuningStep:
     """Make the step of a training; `spec` None trains the ordinary model."""
     return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
-
-
-def lower_state(
-    model: PreTrainedModel, attention_name: str, input_ids: torch.Tensor, position_ids: torch.Tensor
-) -> LowerState:
-    """Run the layers below l of a rewired model on packed rows [B, T]."""
-    arguments = attention.arguments(attention_name, position_ids)
-    return model.model.forward_lower(input_ids, position_ids, **arguments)
 
 
 def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
