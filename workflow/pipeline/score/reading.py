@@ -193,22 +193,6 @@ def attention_heads(model: PreTrainedModel, items: Sequence[Item]) -> dict[str, 
     return dict(zip(("previous_token", "induction"), torch.stack(found).mean(0).tolist(), strict=True))
 
 
-def load_members(
-    teacher: PreTrainedModel,
-    layers: Sequence[int],
-    moments: Path | None,
-    checkpoint: Path | None,
-    spec: SwiftKVSpec | None,
-) -> dict[int, PreTrainedModel]:
-    """The rewired models by l, which share the teacher's weights; args and errors as `measure_reading`."""
-    if spec is not None:
-        model = load_sharing(checkpoint, teacher)
-        require_spec(checkpoint, model.spec, spec)
-        return {spec.num_key_value_layers: model}
-    depth = teacher.config.num_hidden_layers
-    return {layer: untrained(teacher, SwiftKVSpec(depth, layer), moments) for layer in layers}
-
-
 def measure_reading(
     model_source: Path,
     questions: Path,
@@ -252,7 +236,13 @@ def measure_reading(
     if longest > (config.get("max_position_embeddings") or longest):
         raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
     teacher = load_base(model["path"], device_map=device_map())
-    members = load_members(teacher, layers, moments, checkpoint, spec)
+    total = config["num_hidden_layers"]
+    if spec is None:
+        members = {layer: untrained(teacher, SwiftKVSpec(total, layer), moments) for layer in layers}
+    else:
+        trained = load_sharing(checkpoint, teacher)
+        require_spec(checkpoint, trained.spec, spec)
+        members = {spec.num_key_value_layers: trained}
     conditions = {"variant": variant, "layers": [*members], "machine": machine()}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
     kept = KeptAnswers(state, conditions, sources)
@@ -263,7 +253,7 @@ def measure_reading(
         found[document] = kept.answer(document, measure)
         if number % 50 == 0 or number == len(documents):
             print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
-    arch, total = Dimensions.from_config(config), config["num_hidden_layers"]
+    arch = Dimensions.from_config(config)
     prompt = round(sum(item.given.prompt for item in items["squad"]) / len(items["squad"]))
     specs = {total: SwiftKVSpec(total, total)} | {layer: member.spec for layer, member in members.items()}
     flops = {layer: sum(prefill_flops(arch, own, prompt).values()) for layer, own in specs.items()}
