@@ -1,4 +1,4 @@
-"""Atomic files, JSON and checksums."""
+"""Atomic files, JSON, checksums, and the headers of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swiftkv.errors import UserError
+from safetensors import SafetensorError, safe_open
+
+from swiftkv.errors import UserError, one_line
 
 SAMPLE = 2**20  # bytes per read of `digest`
 
@@ -96,3 +98,32 @@ def checksum(path: Path) -> str:
     """SHA-256 of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """Return file and shape of every tensor of a checkpoint from the headers of its safetensors files.
+
+    Raises:
+        UserError: a file is missing, damaged or shorter than its header says.
+    """
+    single, index_file = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        files = [single]
+    elif index_file.exists():
+        index = read_json(index_file)
+        listed = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(listed, dict) or not listed:
+            raise UserError(f"{index_file} lists no files")
+        files = sorted({folder / name for name in listed.values()})
+    else:
+        raise UserError(f"{single} does not exist; the checkpoint needs its weights as safetensors")
+    found = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                found |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise UserError(f"{file} does not exist, but {index_file.name} lists it") from None
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file} is damaged or cut short ({one_line(error)}); fetch or write it again") from None
+    return found

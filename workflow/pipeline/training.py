@@ -12,7 +12,7 @@ from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
 from swiftkv.distill import packing, teacher
 from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
-from swiftkv.distill.trainer import Training, train
+from swiftkv.distill.trainer import train
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -74,6 +74,10 @@ def distill(
 ) -> None:
     """Train one variant of a model (`trainer.train`), and write the record of its cost and the checkpoint's model card.
 
+    The record's result has seconds and hours of the optimizer steps alone, over all resumes; tokens that counted in the loss;
+    steps; the first and last step's loss; tokens a second, and a GPU and second; GPUs and their names. GPUs are 0 on a
+    processor, and where attempts had different numbers the mean over the time, so that hours x GPUs are GPU-hours.
+
     Args:
         model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
         variant: name of the variant.
@@ -91,48 +95,22 @@ def distill(
     """
     source = read_source(model_source)
     model, whole = Path(source["path"]), Recipe(**dict(recipe), **course)
-    described = describe_spec(spec, source["config"])
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
-    if done is not None:
-        write_json(record, training_record(source, variant, described, whole.on_this_device(), done, loss_log))
-        write_card(record, checkpoint / "README.md")
-
-
-def gpus_of(machines: list[list]) -> tuple[float, str | None]:
-    """How many GPUs a training ran on, a mean over the time if not always as many, and the names of all."""
-    counts = {ranks if name else 0 for ranks, name, _ in machines}
-    spent = sum(seconds for *_, seconds in machines)
-    busy = sum(ranks * seconds for ranks, name, seconds in machines if name)
-    names = sorted({name for _, name, _ in machines if name})
-    return counts.pop() if len(counts) == 1 else busy / spent, "/".join(names) or None
-
-
-def training_record(
-    source: dict[str, Any], variant: str, spec: dict[str, Any] | None, recipe: Recipe, done: Training, log: Path
-) -> dict[str, Any]:
-    """Return the measurement "training"; its numbers come from the loss log, so a rerun after the last step gives the same.
-
-    The result has seconds and hours of the optimizer steps alone, over all resumes; tokens that counted in the loss;
-    steps; the first and last step's loss; tokens a second, and a GPU and second; GPUs and their names. GPUs are 0 on a
-    processor, and where attempts had different numbers the mean over the time, so that hours x GPUs are GPU-hours.
-
-    Args:
-        source: the model's source.json.
-        spec: the rewiring as `describe_spec` gives it.
-        log: CSV of the losses.
-    """
-    with log.open(newline="", encoding="utf-8") as file:
+    if done is None:  # not the first rank
+        return
+    # Its numbers come from the loss log, so that a rerun after the last step gives the same.
+    with loss_log.open(newline="", encoding="utf-8") as file:
         steps = list(csv.DictReader(file))
     first, last = steps[0], steps[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
     gpus, names = gpus_of(done.machines)
-    return measurement(
+    known = measurement(
         "training",
         model=source,
         variant=variant,
         weights="trained",
-        spec=spec,
-        settings=dict(recipe)
+        spec=describe_spec(spec, source["config"]),
+        settings=dict(whole.on_this_device())
         | {"ranks": done.ranks, "rows": done.rows.rows, "rows_tokens": done.rows.description["tokens"]},
         result={
             "seconds": seconds,
@@ -150,3 +128,14 @@ def training_record(
         seconds=seconds,
         data=done.rows.description,
     )
+    write_json(record, known)
+    write_card(record, checkpoint / "README.md")
+
+
+def gpus_of(machines: list[list]) -> tuple[float, str | None]:
+    """How many GPUs a training ran on, a mean over the time if not always as many, and the names of all."""
+    counts = {ranks if name else 0 for ranks, name, _ in machines}
+    spent = sum(seconds for *_, seconds in machines)
+    busy = sum(ranks * seconds for ranks, name, seconds in machines if name)
+    names = sorted({name for _, name, _ in machines if name})
+    return counts.pop() if len(counts) == 1 else busy / spent, "/".join(names) or None

@@ -226,19 +226,15 @@ class PackedRows:
         Raises:
             UserError: it is missing, damaged or not packed rows, or the assistant's tokens are not known.
         """
-        self.path = Path(path)
         self._kinds = _KINDS | ({"assistant_mask": torch.float32} if assistant else {})
-        self._file, self.description = open_tensors(self.path, tuple(self._kinds))
+        self._file, self.description = open_tensors(Path(path), tuple(self._kinds))
         if assistant and (count := self.description["unmarked"]):
             raise UserError(
                 f"{path}: the chat template does not tell the assistant's tokens in {count} of "
                 f"{self.description['samples']} chats; use logits_tokens: all"
             )
         self._slices = {name: self._file.get_slice(name) for name in self._kinds}
-        shapes = {tuple(part.get_shape()) for part in self._slices.values()}
-        if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
-            raise UserError(f"{path} does not hold packed rows; delete it and run again")
-        self.rows, self.max_length = shape
+        self.rows, self.max_length = self._slices["input_ids"].get_shape()
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
         """input_ids, position_ids (int64), loss_mask and maybe assistant_mask (float32), each [len(rows), max_length]."""

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import safe_open
 
+from swiftkv.device import rank, ranks
 from swiftkv.distill.recipe import Distilling
 from swiftkv.errors import UserError
 from swiftkv.io import checksum, digest, read_json, text_of, write_json, write_text
@@ -62,10 +63,8 @@ class TrainingState:
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:
         """Save the state after optimizer step `step` and delete older ones; all ranks have to call this."""
-        from deepspeed import comm
-
         begin, tensors = time.monotonic(), gather(engine)
-        if comm.get_rank() == 0:
+        if rank() == 0:
             path = self.folder / f"step-{step}.safetensors"
             self.folder.mkdir(parents=True, exist_ok=True)
             entry = {"file": path.name, "sha256": write(tensors, path), "step": step, **progress}
@@ -76,7 +75,7 @@ class TrainingState:
             for old in self.folder.glob("step-*"):
                 if old.name not in [entry["file"] for entry in kept]:
                     old.unlink(missing_ok=True)
-        comm.barrier()
+        torch.distributed.barrier()
 
     def diverge(self, what: str) -> NoReturn:
         """Stop the training for good, as every attempt would end alike; all ranks have to call this.
@@ -84,25 +83,21 @@ class TrainingState:
         Raises:
             UserError: always, and again on every resume; it begins with `what`.
         """
-        from deepspeed import comm
-
         sentence = (
             f"{what}, so the training has diverged and is not tried again: change its recipe, for example to a lower "
             f"learning_rate, or delete {self._diverged} to go on from its last state, or {self.folder} to start anew"
         )
-        if comm.get_rank() == 0:
+        if rank() == 0:
             write_text(self._diverged, sentence)
-        comm.barrier()
+        torch.distributed.barrier()
         raise UserError(sentence)
 
     def load(self, engine: Any) -> dict[str, Any] | None:
         """Load the newest undamaged checkpoint into `engine` and return its entry, or None; all ranks have to call this."""
-        from deepspeed import comm
-
         found = [None]
-        if comm.get_rank() == 0:
+        if rank() == 0:
             found = [next(filter(self._whole, self.checkpoints), None)]
-        if comm.get_world_size() > 1:
+        if ranks() > 1:
             torch.distributed.broadcast_object_list(found)
         (entry,) = found
         if entry is not None:
@@ -127,14 +122,13 @@ def trained(engine: Any) -> dict[str, torch.nn.Parameter]:
 
 def gather(engine: Any) -> dict[str, torch.Tensor]:
     """Gather float32 master weights and AdamW's moments of the trained parameters on rank 0; empty on other ranks."""
-    from deepspeed import comm
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     tensors = {}
     for name, parameter in trained(engine).items():
         parts = {"master": safe_get_full_fp32_param(parameter)}
         parts |= {moment: safe_get_full_optimizer_state(parameter, moment) for moment in MOMENTS}
-        if comm.get_rank() == 0:
+        if rank() == 0:
             tensors |= {f"{name}.{part}": tensor.detach().cpu().contiguous() for part, tensor in parts.items()}
     return tensors
 

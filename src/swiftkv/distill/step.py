@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
 from swiftkv.distill.recipe import Recipe, Teaching
-from swiftkv.models import LowerState, rewire
+from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -43,18 +43,17 @@ class DistillationStep(nn.Module):
         trained = self.student.swiftkv_parameters()
         if not recipe.train_norm:
             del trained["model.norm_swiftkv.weight"]
+        for parameter in trained.values():
+            parameter.requires_grad_(True)
         self.teacher = self.student
         if recipe.train == "upper_layers":
             self.teacher = rewire(base, replace(spec, early_exit=False)).eval().requires_grad_(False)
-            own_upper_layers(self.student)
-            start = spec.num_key_value_layers
-            unused = self.student.model.teacher_projection_names(prefix="model.")
-            for index in range(start, spec.num_hidden_layers):
-                prefix = f"model.layers.{index}."
-                layer = self.student.model.layers[index].named_parameters(prefix=prefix[:-1])
-                trained |= {name: parameter for name, parameter in layer if name not in unused}
-        for parameter in trained.values():
-            parameter.requires_grad_(True)
+            # The student's own copies of what it shares with the teacher.
+            for module in self.student.model.upper_layers.modules():
+                for name, parameter in list(module.named_parameters(recurse=False)):
+                    setattr(module, name, nn.Parameter(parameter.detach().clone()))
+            for name in self.student.model.teacher_projection_names(prefix="model."):
+                self.student.get_parameter(name).requires_grad_(False)
         self.head = Head(self.student.lm_head.weight)
         self.early_exit_head = None
         if spec.early_exit:
@@ -89,11 +88,11 @@ class DistillationStep(nn.Module):
         recipe, decoder = self.recipe, self.student.model
         collect = self.compared_state is not None
         with torch.no_grad():
+            arguments = attention.arguments(self.attention, position_ids)
             if lower_hidden is None:
-                state = lower_state(self.student, self.attention, input_ids, position_ids)
+                state = decoder.forward_lower(input_ids, position_ids, **arguments)
             else:
-                arguments = attention.arguments(self.attention, position_ids)
-                state = decoder.state(lower_hidden, position_ids, use_cache=False, **arguments)
+                state = decoder.state(lower_hidden, position_ids, **arguments)
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
                 teacher_compared = self._compared(inner, teacher_hidden)
@@ -120,9 +119,8 @@ class DistillationStep(nn.Module):
         if collect:
             pair = (self._compared(inner, hidden), teacher_compared)
             hidden_loss = losses.hidden_state_loss(*(states.flatten(0, 1) for states in pair), flat_weights)
-        loss = recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
-        if self.early_exit_head is not None:  # the paper sums the two directly (Appendix E)
-            loss = loss + recipe.logits_weight * early_exit_loss
+        # The paper sums the losses of both heads directly (Appendix E).
+        loss = recipe.logits_weight * (logits_loss + early_exit_loss) + recipe.hidden_state_weight * hidden_loss
         return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
     def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
@@ -173,14 +171,6 @@ def make_step(
     return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
 
 
-def lower_state(
-    model: PreTrainedModel, attention_name: str, input_ids: torch.Tensor, position_ids: torch.Tensor
-) -> LowerState:
-    """Run the layers below l of a rewired model on packed rows [B, T]."""
-    arguments = attention.arguments(attention_name, position_ids)
-    return model.model.forward_lower(input_ids, position_ids, **arguments)
-
-
 def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
     """Switch the models to the attention function that fits recipe and machine; its name."""
     name = attention.choose(recipe, getattr(models[0].config, "sliding_window", None))
@@ -201,14 +191,6 @@ class Head(nn.Module):
         """Return `loss(hidden, weight, *arguments)`, with the teacher's weight as last argument if there is one."""
         teacher = () if self.teacher is None else (self.teacher,)
         return loss(hidden, self.weight, *arguments, *teacher)
-
-
-def own_upper_layers(student: PreTrainedModel) -> None:
-    """Copy the parameters of the student's layers >= l, which it shares with the teacher."""
-    for layer in student.model.layers[student.spec.num_key_value_layers :]:
-        for module in layer.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
 def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from swiftkv.device import compute_device, launched_ranks, rank, ranks
-from swiftkv.distill.attention import FLEX, MASKED, choose
+from swiftkv.distill.attention import FLEX, MASKED, arguments, choose
 from swiftkv.distill.moments import FINAL, MomentSums
 from swiftkv.distill.packing import PackedRows, gather_rows
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Fitting, Recipe, Teaching
-from swiftkv.distill.step import lower_state, use_attention
+from swiftkv.distill.step import use_attention
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, digest
 from swiftkv.models import load_base, rewire, spread
@@ -87,13 +87,14 @@ class Teacher:
             wanted = list(range(start, min(start + self.size, self.rows.rows)))
             # Fill up a short last micro-batch: the shape of a matrix product can change its rounding.
             batch = self.rows[wanted + [wanted[-1]] * (self.size - len(wanted))]
-            inputs = [batch[name].to(self.model.lm_head.weight.device) for name in ("input_ids", "position_ids")]
-            state = lower_state(self.model, self.attention, *inputs)
-            final, inner = self.model.model.forward_upper(state, student=False, collect_hidden=True)
+            decoder, device = self.model.model, self.model.lm_head.weight.device
+            ids, positions = (batch[name].to(device) for name in ("input_ids", "position_ids"))
+            state = decoder.forward_lower(ids, positions, **arguments(self.attention, positions))
+            final, inner = decoder.forward_upper(state, student=False, collect_hidden=True)
             hidden = dict(enumerate(inner, self.layers[0])) | {FINAL: final, self.layers[0]: state.hidden}
             text = batch["loss_mask"].bool()
             text[len(wanted) :] = False
-            yield wanted, hidden, (text, inputs[1])
+            yield wanted, hidden, (text, positions)
 
 
 def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -22,7 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from swiftkv.architectures import ARCHITECTURES, architecture
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError, one_line
-from swiftkv.io import read_json
+from swiftkv.io import read_json, tensor_shapes
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
 from swiftkv.models.swiftkv import quiet
@@ -87,7 +87,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     model = rewire(teacher, SwiftKVSpec.from_config(config))
     use_float8(model, quantized_names(model) if is_quantized(config) else ())
     parameters = dict(model.named_parameters())
-    changed, shapes = {}, _shapes(path)
+    changed, shapes = {}, tensor_shapes(path)
     # Experts, stored one by one, are assembled by transformers.
     if assembled := parameters.keys() - shapes.keys() - saved_shapes(model).keys():
         own = load_swiftkv(path, teacher.dtype).state_dict()
@@ -187,7 +187,7 @@ def _load_quantized(
         places = _balanced_map(model, dtype)
         check_places(places, path)
     wanted, tensors = model.state_dict(), {}
-    for file in sorted({file for file, _ in _shapes(path).values()}):
+    for file in sorted({file for file, _ in tensor_shapes(path).values()}):
         with safe_open(file, framework="pt") as opened:
             for name in wanted.keys() & set(opened.keys()):
                 tensor, eight_bit = opened.get_tensor(name), f"{name}_scale" in wanted
@@ -280,7 +280,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     needed = saved_shapes(model)
-    found = _shapes(path)
+    found = tensor_shapes(path)
     if scales:
         channels = {name: needed[f"{name}.weight"][0] for name in quantized_names(model)}
         needed |= {f"{name}{SCALE}": (rows, 1) for name, rows in channels.items() if f"{name}.weight" in found}
@@ -313,31 +313,6 @@ def saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes in the model's checkpoint, where experts are stored one by one."""
     tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
-
-
-def _shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return file and shape of every tensor from the headers of the checkpoint's files."""
-    single, index_file = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.exists():
-        files = [single]
-    elif index_file.exists():
-        index = read_json(index_file)
-        listed = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(listed, dict) or not listed:
-            raise UserError(f"{index_file} lists no files")
-        files = sorted({path / name for name in listed.values()})
-    else:
-        raise UserError(f"{single} does not exist; the checkpoint needs its weights as safetensors")
-    found = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                found |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise UserError(f"{file} does not exist, but {index_file.name} lists it") from None
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} is damaged or cut short ({one_line(error)}); fetch or write it again") from None
-    return found
 
 
 def _model_type(path: str | Path) -> str:

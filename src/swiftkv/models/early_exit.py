@@ -62,7 +62,7 @@ def decode(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, thres
     prefilled = time.perf_counter()
     while len(tokens) < max_new_tokens and tokens[-1] not in ends:
         row = torch.tensor([tokens[-1:]], device=model.device)
-        state = model.model.forward_lower(row, past_key_values=cache, use_cache=True)
+        state = model.model.forward_lower(row, past_key_values=cache)
         probability, token = 0.0, None
         if threshold is not None:
             probability, token = early_logits(model, state.hidden)[0, -1].float().softmax(dim=-1).max(dim=-1)

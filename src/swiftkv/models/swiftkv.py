@@ -172,9 +172,9 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         **kwargs,
     ) -> ModelOutput:
         """As the architecture's decoder, student or teacher by `config.swiftkv`; `last_only` as in `forward_upper`."""
-        state = self.forward_lower(
-            input_ids, position_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **kwargs
-        )
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        state = self.forward_lower(input_ids, position_ids, attention_mask, past_key_values, inputs_embeds, **kwargs)
         hidden, _ = self.forward_upper(state, student=self.config.swiftkv, last_only=last_only)
         return self.output_class(last_hidden_state=hidden, past_key_values=state.past_key_values if use_cache else None)
 
@@ -185,7 +185,6 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         attention_mask: torch.Tensor | dict | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        use_cache: bool | None = False,
         **kwargs,
     ) -> LowerState:
         """Embed the tokens and run layers 0..l-1.
@@ -197,7 +196,6 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             position_ids: [B, T]; None continues from the cache.
             attention_mask: [B, cached + T], 1 = real token; None if there is no padding.
             past_key_values: KV cache to read and extend.
-            use_cache: create a cache if there is none.
 
         Raises:
             ValueError: not exactly one of `input_ids` and `inputs_embeds`.
@@ -205,12 +203,10 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             start = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + start).unsqueeze(0)
-        state = self.state(hidden, position_ids, attention_mask, past_key_values, use_cache=use_cache, **kwargs)
+        state = self.state(hidden, position_ids, attention_mask, past_key_values, **kwargs)
         for index in range(self.spec.num_key_value_layers):
             state.hidden = self._run_layer(index, state.hidden, state)
         return state

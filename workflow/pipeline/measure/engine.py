@@ -7,6 +7,7 @@ objects live inside other processes. The lines read here are the same from vLLM 
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 from pipeline.records import installed_version
@@ -128,6 +129,5 @@ def _compilation(line: str) -> str | None:
     return f"compiled, {mode[1].lower()}" + (f", CUDA graphs {graphs[1].lower()}" if captured else "")
 
 
-def _one_line(text: str, longest: int = 400) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else f"{text[:longest]}..."
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, 400, placeholder="...")

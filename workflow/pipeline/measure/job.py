@@ -88,7 +88,27 @@ def measure_points(
     Raises:
         UserError: the points need several engines, or failed; it names them.
     """
-    subject = _subject(settings, model, title, variant, kv_cache, source, checkpoint, baseline)
+    served = read_source(source)
+    if "kind" not in served:  # the dimensions of a model, whose weights nobody has
+        served = {"kind": "architecture", "id": source.name}
+    served |= {"name": model, "title": title}
+    # Folders are absolute, so that vLLM never takes one for the name of a hub repository.
+    other = None
+    if variant != BASELINE and (unchanged := baseline or served.get("path")):
+        weights = "dummy" if settings.weights == "dummy" else "original"
+        place = Path(unchanged).resolve()
+        other = Subject(served, BASELINE, "auto", place, weights, quantization=settings.quantization)
+    subject = Subject(
+        served,
+        variant,
+        kv_cache,
+        Path(checkpoint or served["path"]).resolve(),
+        settings.weights,
+        settings.spec and SwiftKVSpec(**settings.spec),
+        settings.merge_all_layers,
+        settings.quantization,
+        other,
+    )
     machine = {"gpus": gpus, "threads": threads}
     points = [
         read_point(name, point, **machine, start_timeout=start_timeout) for name, point in settings.points.items()
@@ -135,29 +155,3 @@ def measure_points(
         write_json(output, records[output.parts[-4]])
     kept.delete()
     print("; ".join(f"{name} {headline(record)}" for name, record in records.items()))
-
-
-def _subject(
-    settings: ServingSettings,
-    model: str,
-    title: str,
-    variant: str,
-    kv_cache: str,
-    source: Path,
-    checkpoint: Path | None,
-    baseline: Path | None,
-) -> Subject:
-    served = read_source(source)
-    if "kind" not in served:  # the dimensions of a model, whose weights nobody has
-        served = {"kind": "architecture", "id": source.name}
-    served |= {"name": model, "title": title}
-    folder, unchanged = checkpoint or served.get("path"), baseline or served.get("path")
-    other = None
-    # Absolute, so that vLLM never takes it for the name of a hub repository.
-    if variant != BASELINE and unchanged:
-        weights = "dummy" if settings.weights == "dummy" else "original"
-        place = Path(unchanged).resolve()
-        other = Subject(served, BASELINE, "auto", place, weights, quantization=settings.quantization)
-    fields = dataclasses.asdict(settings) | {"spec": settings.spec and SwiftKVSpec(**settings.spec)}
-    del fields["points"]
-    return Subject(served, variant, kv_cache, Path(folder).resolve(), baseline=other, **fields)

@@ -51,7 +51,7 @@ class Latency(Point):
         vocabulary = run.subject.config["vocab_size"]
 
         def measure(rate: float) -> dict[str, Any]:
-            requests = self.number_of_requests(rate)
+            requests = max(self.settings.min_requests, round(rate * self.settings.seconds))
             if chats:  # as often as it takes
                 prompts = list(itertools.islice(itertools.cycle(chats), requests))
             else:
@@ -68,10 +68,6 @@ class Latency(Point):
             return of_runs(runs[-self.settings.repeats :])
 
         return search(self.settings.request_rates, measure, self.settings.refine_steps)
-
-    def number_of_requests(self, rate: float) -> int:
-        """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
-        return max(self.settings.min_requests, round(rate * self.settings.seconds))
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""

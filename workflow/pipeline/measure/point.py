@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.worker import module
-from swiftkv.cost import GIBI, Dimensions, parameter_count
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -78,11 +78,6 @@ class Subject:
     def config(self) -> dict[str, Any]:
         """The checkpoint's config.json."""
         return read_json(self.folder / "config.json")
-
-    @property
-    def architecture(self) -> Dimensions:
-        """The dimensions of the model, for the cost model."""
-        return Dimensions.from_config(self.config)
 
 
 @dataclass(frozen=True)

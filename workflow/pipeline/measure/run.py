@@ -23,7 +23,7 @@ from pipeline.measure.point import (
 from pipeline.measure.turns import OWN, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
-from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
+from swiftkv.cost import Dimensions, kv_bytes_per_token, request_flops, speedup_limits
 from swiftkv.section import read
 
 KINDS: dict[str, type[Point]] = {
@@ -164,7 +164,7 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
         kv_bytes_per_token: bytes of KV cache.
         capacity_limit: tokens of the cache relative to the unchanged model with a 16-bit one.
     """
-    arch, spec = subject.architecture, subject.spec
+    arch, spec = Dimensions.from_config(subject.config), subject.spec
     baseline = sum(request_flops(arch, None, prompt, output).values())
     dtype = "fp8" if subject.kv_cache == "fp8" else "bfloat16"
     size = kv_bytes_per_token(arch, spec, dtype, merged=subject.merge_all_layers)

@@ -105,23 +105,10 @@ def closeness(found: Sequence[torch.Tensor], prompts: Sequence[int], own: bool) 
     return ({} if own else summarize(found)) | {"answer_kl": summarize(ends)["kl"] if ends else None}
 
 
-def load_models(
-    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None
-) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
-    """Load the teacher, and the models compared to it: "trained", and "start", a rewired model before training.
-
-    All share the teacher's weights as far as they have them, so a SwiftKV variant costs little more than the teacher;
-    a model fine-tuned as a whole costs as much again. Args and errors as `measure_fidelity`.
-    """
-    teacher = load_base(folder, device_map=device_map())
-    if spec is None:
-        return teacher, {"trained": load_base(checkpoint, device_map=device_map()) if checkpoint else teacher}
-    models = {"trained": load_sharing(checkpoint, teacher)}
-    require_spec(checkpoint, models["trained"].spec, spec)
-    if kv_cache == "auto":
-        fitted = moments and fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
-        models["start"] = spread(rewire(teacher, spec, fitted).eval(), teacher)
-    return teacher, models
+def untrained(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Path | None) -> PreTrainedModel:
+    """Rewire a teacher, whose weights are shared; with a file of `moments` the start is fitted to them."""
+    fitted = moments and fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
+    return spread(rewire(teacher, spec, fitted).eval(), teacher)
 
 
 def measure_fidelity(
@@ -158,7 +145,15 @@ def measure_fidelity(
         UserError: a file is missing or damaged, or the spec cannot be.
     """
     measured = ChatMeasurement(model_source, heldout, settings)
-    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
+    teacher = load_base(measured.model["path"], device_map=device_map())
+    # Rewired models share the teacher's weights; one fine-tuned as a whole costs as much memory again.
+    if spec is None:
+        models = {"trained": load_base(checkpoint, device_map=device_map()) if checkpoint else teacher}
+    else:
+        models = {"trained": load_sharing(checkpoint, teacher)}
+        require_spec(checkpoint, models["trained"].spec, spec)
+        if kv_cache == "auto":
+            models["start"] = untrained(teacher, spec, moments)
     found: dict[str, list[torch.Tensor]] = {name: [] for name in models}
     peak, prompts = Peak(), measured.prompts()
     for number, (document, prompt) in enumerate(zip(measured.documents, prompts, strict=True), 1):

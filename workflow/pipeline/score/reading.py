@@ -28,15 +28,13 @@ from pipeline.config.settings import Prompts
 from pipeline.measure.client import ask, choose_questions
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.score.chats import require_spec
-from pipeline.score.fidelity import compare
+from pipeline.score.fidelity import compare, untrained
 from pipeline.sources import read_source
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name
-from swiftkv.distill.fit import fitted_values
-from swiftkv.distill.moments import Moments
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
-from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
+from swiftkv.models import load_base, load_sharing, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
 ANSWER = 8  # tokens of an answer that count, at most
@@ -145,12 +143,9 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
 
 def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
-    ours, theirs = model.model, teacher.base_model
-    depth = ours.spec.num_key_value_layers
-    pairs = zip([ours.embed_tokens, *ours.layers[:depth]], [theirs.embed_tokens, *theirs.layers[:depth]], strict=True)
-    return all(
-        one is other for mine, its in pairs for one, other in zip(mine.parameters(), its.parameters(), strict=True)
-    )
+    decoder = model.model
+    lower = torch.nn.ModuleList([decoder.embed_tokens, *decoder.layers[: decoder.spec.num_key_value_layers]])
+    return set(teacher.parameters()).issuperset(lower.parameters())
 
 
 @torch.inference_mode()
@@ -198,26 +193,6 @@ def attention_heads(model: PreTrainedModel, items: Sequence[Item]) -> dict[str, 
     return dict(zip(("previous_token", "induction"), torch.stack(found).mean(0).tolist(), strict=True))
 
 
-def load_members(
-    teacher: PreTrainedModel,
-    layers: Sequence[int],
-    moments: Path | None,
-    checkpoint: Path | None,
-    spec: SwiftKVSpec | None,
-) -> dict[int, PreTrainedModel]:
-    """The rewired models by l, which share the teacher's weights; args and errors as `measure_reading`."""
-    if spec is not None:
-        model = load_sharing(checkpoint, teacher)
-        require_spec(checkpoint, model.spec, spec)
-        return {spec.num_key_value_layers: model}
-    members = {}
-    for layer in layers:
-        plain = SwiftKVSpec(teacher.config.num_hidden_layers, layer)
-        fitted = fitted_values(teacher, plain, Moments.read(moments, layer)) if moments else None
-        members[layer] = spread(rewire(teacher, plain, fitted).eval(), teacher)
-    return members
-
-
 def measure_reading(
     model_source: Path,
     questions: Path,
@@ -261,7 +236,13 @@ def measure_reading(
     if longest > (config.get("max_position_embeddings") or longest):
         raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
     teacher = load_base(model["path"], device_map=device_map())
-    members = load_members(teacher, layers, moments, checkpoint, spec)
+    total = config["num_hidden_layers"]
+    if spec is None:
+        members = {layer: untrained(teacher, SwiftKVSpec(total, layer), moments) for layer in layers}
+    else:
+        trained = load_sharing(checkpoint, teacher)
+        require_spec(checkpoint, trained.spec, spec)
+        members = {spec.num_key_value_layers: trained}
     conditions = {"variant": variant, "layers": [*members], "machine": machine()}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
     kept = KeptAnswers(state, conditions, sources)
@@ -272,7 +253,7 @@ def measure_reading(
         found[document] = kept.answer(document, measure)
         if number % 50 == 0 or number == len(documents):
             print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
-    arch, total = Dimensions.from_config(config), config["num_hidden_layers"]
+    arch = Dimensions.from_config(config)
     prompt = round(sum(item.given.prompt for item in items["squad"]) / len(items["squad"]))
     specs = {total: SwiftKVSpec(total, total)} | {layer: member.spec for layer, member in members.items()}
     flops = {layer: sum(prefill_flops(arch, own, prompt).values()) for layer, own in specs.items()}
