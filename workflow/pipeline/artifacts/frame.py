@@ -43,8 +43,8 @@ BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
-# Measurements by batch: their axis, the unit of the samples, and where the medians are.
-_BATCHES = {"forward_time": ("batch_tokens", "seconds", "seconds"), "decode": ("batch_sizes", "ms", "tpot_ms")}
+# Measurements by batch: their axis, and the unit of the samples.
+_BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
 
 Row = dict[str, Any]
 Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what else their rows say
@@ -87,14 +87,9 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
 
     So its bars and the speed-ups over it are of the same times.
     """
-    axis, unit, _ = _BATCHES.get(record.measure, ("", "seconds", ""))
-    theirs = [
-        other.value(f"baseline_samples_{unit}")
-        for other in records
-        if (other.model["name"], other.what) == (record.model["name"], record.what)
-        and other.value(axis) == record.value(axis)
-        and other.value(f"baseline_samples_{unit}")
-    ]
+    axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
+    alike = [one for one in records if (one.model["name"], one.what) == (record.model["name"], record.what)]
+    theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
     turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
     if not (turns and theirs):
         return record
@@ -258,29 +253,28 @@ def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) 
 
 
 def _throughput(record: Record, base: Record | None) -> Found:
-    samples = record.value("samples_seconds") or []
-    seconds = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0)
-    middle = _middle(samples, seconds)
+    times = record.times()
+    runs = of_turns(times).inverse()  # a second
     speeds = {
-        name: value and middle.inverse().scaled(value * seconds)
+        name: value and runs.scaled(value * record.result["seconds"])
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
-    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(samples) or 1}
+    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(times)}
     yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 
-def _speedup(record: Record, base: Record | None) -> Estimate | float | None:
-    """Baseline time over own time: of turns where both took them, else of two records of the same requests."""
+def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | None:
+    """Baseline time over own time: of turns where both took them, else of two records of the same requests.
+
+    Args:
+        which: unit and place, as of `Record.times`.
+    """
     if record.case == BASELINE:
         return exact(1.0)
-    if turns := record.turns():
+    if turns := record.turns(*which):
         return ratio_of_turns(*turns)
-    if base is None:
-        return None
-    sides = [one.value("samples_seconds") or [1.0] for one in (base, record)]
-    ratio = record.result["tokens_per_second"] / base.result["tokens_per_second"]
-    return ratio_of_repeats(*sides) if min(map(len, sides)) > 1 else ratio
+    return base and ratio_of_repeats(base.times(*which), record.times(*which))
 
 
 def _capacity(record: Record, base: Record | None) -> Found:
@@ -302,21 +296,12 @@ def _of_16_bits(record: Record, size: float) -> float:
 def _by_batch(record: Record, base: Record | None) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
-    axis, unit, median = _BATCHES[record.measure]
-    theirs = dict(zip(base.result[axis], base.result[median]["median"], strict=True)) if base else {}
-    repeats = record.value(f"samples_{unit}")
-    for place, (at, time) in enumerate(zip(record.result[axis], record.result[median]["median"], strict=True)):
-        samples = repeats[place] if repeats else []
-        shown = _middle(samples, time).scaled(1000 if forward else 1)
-        yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(samples) or None}
-        turns, gain = record.turns(unit, place), Estimate(theirs[at] / time) if at in theirs else None
-        gain = exact(1.0) if record.case == BASELINE else ratio_of_turns(*turns) if turns else gain
+    axis, unit = _BATCHES[record.measure]
+    for place, at in enumerate(record.result[axis]):
+        times, gain = record.times(unit, place), _speedup(record, base, unit, place)
+        shown = of_turns(times).scaled(1000 if forward else 1)
+        yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(times)}
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
-
-
-def _middle(samples: Sequence[float], median: float) -> Estimate:
-    """The geometric mean of repeated times, which speed-ups are ratios of; their recorded median where there are none."""
-    return of_turns(samples) if samples else Estimate(median)
 
 
 def _answer(record: Record, base: Record | None) -> Found:

@@ -72,18 +72,21 @@ class Record:
         """A number of the result; None where there is none."""
         return self.result.get(name)
 
-    def turns(self, unit: str = "seconds", place: int | None = None) -> tuple[list[float], list[float]] | None:
-        """The times of the baseline and its own, measured in turns; None where they were not.
+    def times(self, unit: str = "seconds", place: int | None = None, side: str = "") -> list[float]:
+        """Its repeated times, or those of the baseline that took turns with it; empty where there are none.
 
         Args:
             unit: of the result's `samples_...`.
             place: of the batch, where there are several.
+            side: "baseline_" or its own.
         """
-        both = [self.value(f"{side}samples_{unit}") for side in ("baseline_", "")]
-        if not all(both):
-            return None
-        baseline, own = both if place is None else (times[place] for times in both)
-        return baseline, own
+        times = self.value(f"{side}samples_{unit}") or []
+        return times if place is None or not times else times[place]
+
+    def turns(self, unit: str = "seconds", place: int | None = None) -> tuple[list[float], list[float]] | None:
+        """The times of the baseline and its own, measured in turns; None where they were not. Arguments as of `times`."""
+        baseline, own = (self.times(unit, place, side) for side in ("baseline_", ""))
+        return (baseline, own) if baseline and own else None
 
     @property
     def why(self) -> str:
