@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
@@ -161,7 +161,7 @@ def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
 
 
-def bootstrapped_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+def bootstrapped_ratio(above: Collection[float], below: Collection[float]) -> Estimate:
     """Sum over sum; the interval is of bootstrap samples of the items, each with its number above and below."""
     from scipy import stats
 

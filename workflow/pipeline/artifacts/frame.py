@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
@@ -214,12 +215,10 @@ def _similarity(record: Record, base: Record | None) -> Found:
 def _reading(record: Record, base: Record | None) -> Found:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
 
-    `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model.
+    `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model;
+    of a trained variant's passages also in percent, for tables.
     """
     model = record.result["members"][0]
-    for without, metric in enumerate(PASSAGES) if record.spec else ():
-        share = passage_kept(record.result, without)
-        yield {metric: share.scaled(100)}, {"n": len(model["tasks"]["squad"]["bits"])}
     for member in record.result["members"]:
         at = {"at": member["layer"]}
         yield {"prompt_flops_percent": 100 * member["flops"]}, at
@@ -231,25 +230,17 @@ def _reading(record: Record, base: Record | None) -> Found:
                 "reading_kl": bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"]),
             }
             yield found, {"point": task, "n": len(gain), **at}
+            if record.spec and member is not model and task == "squad":
+                percents = [found[name].scaled(100) for name in ("kept", "read")]
+                yield dict(zip(PASSAGES, percents, strict=True)), {"n": len(gain)}
     for kind, weights in (record.value("heads") or {}).items():
         for layer, weight in enumerate(weights):
             yield {f"{kind}_head": weight}, {"at": layer}
 
 
-def passage_kept(reading: Mapping[str, Any], without: int = 0) -> Estimate:
-    """Return the bits that passages save a trained variant, as a share of those that they save the unchanged model.
-
-    Args:
-        without: the bits without passages are the unchanged model's (0, kept) or the variant's own (1, read).
-    """
-    model, member = members = reading["members"]
-    return bootstrapped_ratio(saved_bits(members[without], member, "squad"), saved_bits(model, model, "squad"))
-
-
-def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:
+def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> np.ndarray:
     """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
-    pairs = zip(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"], strict=True)
-    return [before - after for before, after in pairs]
+    return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 
 
 def _throughput(record: Record, base: Record | None) -> Found:

@@ -164,9 +164,8 @@ def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iter
     """How much more of the passages of the same questions one trained variant keeps and reads than another."""
     model = first["members"][0]
     for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():
-        saved = [saved_bits(each["members"][without], each["members"][1], "squad") for each in (first, second)]
-        apart = [mine - theirs for mine, theirs in zip(*saved, strict=True)]
-        yield metric, bootstrapped_ratio(apart, saved_bits(model, model, "squad"))
+        mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in (first, second))
+        yield metric, bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:

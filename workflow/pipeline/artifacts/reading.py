@@ -135,7 +135,6 @@ def differences(records: Sequence[Record]) -> Iterator[Row]:
         ]
         alike = [task for task, items in first.result["tasks"].items() if second.result["tasks"].get(task) == items]
         for (member, other), task in product(pairs, alike):
-            sides = (saved_bits(model, one, task) for one in (member, other))
-            apart = [mine - theirs for mine, theirs in zip(*sides, strict=True)]
+            apart = saved_bits(model, member, task) - saved_bits(model, other, task)
             more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}
             yield row(first, "kept", bootstrapped_ratio(apart, saved_bits(model, model, task)), **more)
