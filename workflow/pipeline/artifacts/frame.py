@@ -106,7 +106,7 @@ def _rows(record: Record, base: Record | None) -> Iterator[Row]:
         for values, more in itertools.chain(_found(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
-        task, state = record.settings.get("task"), {"status": record.status, "reason": record.why}
+        task, state = record.settings.get("task"), {"status": record.status, "reason": record.reason}
         names = [task] if task else of_measure(record.measure)
         yield from (row(record, name, **state) for name in names if name not in limits)
     yield from (row(record, name, value) for name, value in limits.items())

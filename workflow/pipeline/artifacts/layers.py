@@ -58,7 +58,7 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     measurements = Numbers(entry, files)
     rows, published = measurements.rows, measurements.published[measurements.published["low"].notna()]
     if not any(record.ok for record in measurements.records):
-        why = measurements.records[0].why if measurements.records else "not measured"
+        why = measurements.records[0].reason if measurements.records else "not measured"
         raise UserError(f"{entry['name']} has nothing to draw: {why}")
     density, agreement = (rows[rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}

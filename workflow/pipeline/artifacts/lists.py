@@ -22,7 +22,7 @@ def answers(entry: Entry, files: Files) -> Table:
     measurements, footnotes = Numbers(entry, files), Footnotes()
     records = measurements.records
     measured = {answer["question"]: answer for record in records for answer in record.result.get("answers", ())}
-    missing = next((record.why for record in records if not record.ok), "not measured")
+    missing = next((record.reason for record in records if not record.ok), "not measured")
     rows, grids = [], []
     for question in entry["questions"]:
         printed = []
@@ -61,7 +61,7 @@ def settings(entry: Entry, files: Files) -> Table:
         if scored := record is not None and record.ok:
             asked = f"{record.value('n'):,} of {record.value('n_total'):,}"
         else:
-            asked = f"{MISSING} {footnotes.mark(record.why if record else 'not measured')}"
+            asked = f"{MISSING} {footnotes.mark(record.reason if record else 'not measured')}"
         lines.append({
             "Task": configured["title"],
             "Shots": used["shots"],

@@ -115,7 +115,7 @@ def average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
     """Yield the mean over tasks in percent; their questions are independent samples, n is the number of tasks."""
     scores = [found[*case, task] for task in tasks if (*case, task) in found]
     if gap := next((record for record in scores if not record.ok), None):
-        yield cells("average", **case._asdict(), status=gap.status, reason=gap.why)
+        yield cells("average", **case._asdict(), status=gap.status, reason=gap.reason)
     elif tasks and len(scores) == len(tasks):
         mean = mean_of([Estimate(record.result["value"], record.result["stderr"]) for record in scores])
         yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(found, [case], tasks))

@@ -28,7 +28,7 @@ class Record:
     variant: str
     kv_cache: str = "auto"
     status: str = "ok"
-    reason: str | None = None
+    reason: str = ""  # why it has no numbers
     weights: str | None = None
     spec: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -87,11 +87,6 @@ class Record:
         """The times of the baseline and its own, measured in turns; None where they were not. Arguments as of `times`."""
         baseline, own = (self.times(unit, place, side) for side in ("baseline_", ""))
         return (baseline, own) if baseline and own else None
-
-    @property
-    def why(self) -> str:
-        """Why it has no numbers."""
-        return self.reason or "no reason recorded"
 
     @property
     def what(self) -> str:
@@ -245,12 +240,12 @@ def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
     if not records:
         return []
-    days = sorted(record.provenance["finished"][:10] for record in records if record.provenance.get("finished"))
+    days = sorted(record.provenance["finished"][:10] for record in records)
     seeds = sorted({seed for record in records if (seed := record.settings.get("seed")) is not None})
     subsets = any(record.ok and (record.value("n") or 0) < (record.value("n_total") or 0) for record in records)
     parts = [
         ", ".join(dict.fromkeys(record.model["title"] for record in records)),
-        ", ".join(dict.fromkeys(record.machine for record in records if record.provenance.get("hardware"))),
+        ", ".join(dict.fromkeys(record.machine for record in records)),
         ", ".join(sorted({record.software for record in records})),
         f"{len(records)} record{'s' if len(records) > 1 else ''}",
         f"seed {', '.join(map(str, seeds))}" if seeds else "",
