@@ -60,11 +60,14 @@ def of_measure(measure: str) -> dict[str, Metric]:
     return {name: metric for name, metric in METRICS.items() if metric.measure == measure}
 
 
+def _decimals(value: float, digits: int) -> int:
+    """Decimals that leave so many significant digits; none where a whole number has more."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
 def significant(value: float, digits: int) -> float:
     """Round to significant digits, but never coarser than a whole number."""
-    if value == 0:
-        return 0.0
-    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    return round(value, _decimals(value, digits))
 
 
 def show(value: float, form: str) -> str:
@@ -73,8 +76,7 @@ def show(value: float, form: str) -> str:
     if form.lstrip("+").startswith("s"):
         digits = int(form.lstrip("+")[1:])
         rounded = significant(value, digits)
-        decimals = 0 if rounded == 0 else max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-        return f"{rounded:{'+' if form[0] == '+' else ''},.{decimals}f}{suffix}"
+        return f"{rounded:{'+' if form[0] == '+' else ''},.{_decimals(rounded, digits)}f}{suffix}"
     return f"{value:{form}}{suffix}"
 
 
