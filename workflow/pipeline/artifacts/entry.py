@@ -207,6 +207,5 @@ def needs(entry: Mapping[str, Any]) -> list[str]:
     if entry["kind"] != "table":
         return list(KINDS[entry["kind"]].needs)
     measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
-    measures = ["score" if measure == "table" else measure for measure in measures if measure != "spec"]
-    inputs = dict.fromkeys(INPUTS[measure] for measure in measures)
+    inputs = dict.fromkeys(INPUTS[measure] for measure in measures if measure != "spec")
     return [name for name in inputs if name != "scores" or "tasks" in entry]

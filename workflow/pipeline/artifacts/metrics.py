@@ -19,8 +19,7 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's
-            dimensions, "table" the table itself.
+        measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's dimensions.
         header: of its column; may hold line breaks.
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
