@@ -72,18 +72,15 @@ def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) ->
     fields, known = entry["specs"][case.model].get(case.variant), case._asdict() | {"source": "arithmetic"}
     if case.variant == MERGED:  # served only; vLLM reports what it saves
         return
-    spec = SwiftKVSpec(**fields) if fields else None
-    prefill, saved, group = (spec.prefill_reduction, None, spec.key_value_group_size) if spec else (0.0, 0.0, 1)
-    text = f"{percent(prefill)} (l = {spec.num_key_value_layers})" if spec else NONE
-    yield cells("prefill_reduction_percent", exact(100 * prefill), text=text, **known)
-    if measured:
-        saved = measured["kv_cache_reduction"]
-    elif spec and not spec.num_key_value_heads:
-        saved = spec.kv_cache_reduction(1)
-    if saved is not None:
-        saved = 1 - (1 - saved) / 2 if case.kv_cache == "fp8" else saved
-        text = f"{group}-way ({percent(saved)})" if group > 1 else f"{NONE} ({percent(saved)})" if saved else NONE
-        yield cells("kv_cache_reduction_percent", exact(100 * saved), text=text + heads_label(fields), **known)
+    spec = SwiftKVSpec(**fields) if fields else SwiftKVSpec(1, 1)  # of an unchanged model the layers do not matter
+    text = f"{percent(spec.prefill_reduction)} (l = {spec.num_key_value_layers})" if fields else NONE
+    yield cells("prefill_reduction_percent", exact(100 * spec.prefill_reduction), text=text, **known)
+    if spec.num_key_value_heads and not measured:
+        return
+    saved, group = measured["kv_cache_reduction"] if measured else spec.kv_cache_reduction(1), spec.key_value_group_size
+    saved = 1 - (1 - saved) / 2 if case.kv_cache == "fp8" else saved
+    text = f"{group}-way ({percent(saved)})" if group > 1 else f"{NONE} ({percent(saved)})" if saved else NONE
+    yield cells("kv_cache_reduction_percent", exact(100 * saved), text=text + heads_label(fields), **known)
 
 
 def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
