@@ -1,4 +1,4 @@
-"""A table and its four forms: CSV (the frame), LaTeX with booktabs, Markdown, and a small HTML page for the report."""
+"""A table and its printed forms: LaTeX with booktabs, Markdown, and a small HTML page for the report."""
 
 from __future__ import annotations
 
@@ -158,13 +158,7 @@ def read_html(page: str) -> str:
     return page.partition("</h1>\n")[2].rpartition("</body>")[0]
 
 
-_WRITERS = {
-    "csv": lambda table: table.values.to_csv(index=False, lineterminator="\n"),
-    "tex": to_latex, "md": to_markdown, "html": to_html,
-}  # fmt: skip
-
-
 def write_table(table: Table, outputs: Mapping[str, Path]) -> None:
-    """Write forms of a table (csv, tex, md, html), each whole or not at all."""
-    for form, path in outputs.items():
-        write_text(path, _WRITERS[form](table))
+    """Write a table as "tex", "md" and "html"."""
+    for form, text_of in (("tex", to_latex), ("md", to_markdown), ("html", to_html)):
+        write_text(outputs[form], text_of(table))
