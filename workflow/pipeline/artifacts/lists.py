@@ -51,10 +51,8 @@ def settings(entry: Entry, files: Files) -> Table:
     published = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
     lines = []
     for task, configured in entry["tasks"].items():
-        scores = sorted(
-            (record for record in measurements.records if record.what == task), key=lambda record: not record.ok
-        )
-        record = scores[0] if scores else None
+        scores = (record for record in measurements.records if record.what == task)
+        record = max(scores, key=lambda record: record.ok, default=None)
         used = configured | {"lm_eval_task": configured["task"]} | (record.settings if record else {})
         rule, version, paper = used.get("filter"), used.get("version"), published.get(task, {})
         limit = (used.get("generation") or {}).get("max_gen_toks") or "lm-eval's default"
