@@ -64,7 +64,7 @@ def read_frame(file: Path) -> pd.DataFrame:
     return frame(pd.read_csv(file, dtype=dict.fromkeys(WORDS, str)).to_dict("records"))
 
 
-def interval(row: pd.Series, side: str = "") -> Estimate:
+def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
     """The number of a row; `side` ends the names of its columns where two frames were merged."""
     return Estimate(*(None if pd.isna(row[name + side]) else float(row[name + side]) for name in Estimate._fields))
 

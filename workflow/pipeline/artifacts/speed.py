@@ -19,14 +19,13 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, interval
+from pipeline.artifacts.frame import BASELINE, Row, interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
-from pipeline.statistics import Estimate, exact, independent_ratio
+from pipeline.statistics import exact, independent_ratio
 
-_ENDS = ["value", "low", "high"]
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
@@ -78,7 +77,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     served, node = Served(entry, files), entry.get("node_gpus")
     on_gpus = any(record.gpus for record in served.records)
     if node:
-        served.add(_of_node(served, node).to_dict("records"))
+        served.add(_of_node(served, node))
     metrics = ["tokens_per_second", "normalized_tflops_per_gpu"] if on_gpus else ["tokens_per_second"]
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
     handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
@@ -121,28 +120,23 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     return bar._replace(text=f"{words}\nof {show(most, '.2f|×')}", limit=bar.value * most / gain)
 
 
-def _of_node(served: Served, node_gpus: int) -> pd.DataFrame:
+def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    replicas = {record.file: node_gpus / record.devices if record.gpus else 1.0 for record in served.records}
-    platforms = {
-        record.file: f"{record.device} {record.engine.get('vllm')} {record.engine.get('compilation')}"
-        for record in served.records
-    }
-    rows = served.rows[(served.rows["metric"] == "tokens_per_second") & served.rows["value"].notna()]
-    rows = rows.assign(metric="node_tokens_per_second", platform=rows["file"].map(platforms))
-    rows[_ENDS] = rows[_ENDS].mul(rows["file"].map(replicas), axis="index")
-    base = rows[(rows[list(Case._fields)] == [served.entry["models"][0]["name"], *BASELINE]).all(axis=1)]
-    numbers, sides = list(Estimate._fields), ("", "_of_base")
-    gains = rows.merge(base[["point", "platform", "file", *numbers]], on=["point", "platform"], suffixes=sides)
-    ratios = [
-        exact(1.0)
-        if row["file"] == row["file_of_base"]
-        else independent_ratio(*(interval(row, side) for side in sides))
-        for _, row in gains.iterrows()
-    ]
-    gains[numbers] = pd.DataFrame(ratios, gains.index, numbers)
-    gains = gains.assign(metric="speedup_over_first_model", unit="×")
-    return pd.concat([rows, gains])
+    first, nodes, bases = Case(served.entry["models"][0]["name"], *BASELINE), [], {}
+    for record in served.records:
+        case = Case(record.model["name"], *record.case)
+        row = served.find(case, "tokens_per_second", record.what)
+        if row and row["value"]:
+            speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
+            alike = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
+            nodes.append((case, row, speed, alike))
+            if case == first:
+                bases[alike] = speed
+    for case, row, speed, alike in nodes:
+        yield row | speed._asdict() | {"metric": "node_tokens_per_second"}
+        if alike in bases:
+            gain = exact(1.0) if case == first else independent_ratio(speed, bases[alike])
+            yield row | gain._asdict() | {"metric": "speedup_over_first_model", "unit": "×"}
 
 
 def latency(entry: Entry, files: Files) -> Drawing:
