@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from pipeline.artifacts import inputs
 from pipeline.artifacts.drawing import (
     PAGE,
     Bar,
@@ -36,21 +37,12 @@ class Served(Numbers):
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
-        self.cases = {
-            model["name"]: [Case(model["name"], *case) for case in entry["cases"]] for model in entry["models"]
-        }
+        self.cases = [Case(*row) for row in inputs.rows(entry)]
         self.add(
-            {
-                "source": "measured",
-                **case._asdict(),
-                "point": point,
-                "status": "missing",
-                "reason": reasons[case.variant],
-            }
-            for model, reasons in entry["unmeasured"].items()
+            {"source": "measured", **case._asdict(), "point": point, "status": "missing", "reason": reason}
+            for case in self.cases
+            if (reason := entry["unmeasured"].get(case.model, {}).get(case.variant))
             for point in entry["points"]
-            for case in self.cases[model]
-            if case.variant in reasons
         )
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps = dict.fromkeys(
@@ -83,13 +75,14 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
     figure = new_figure(PAGE, 1.4 + 1.9 * len(metrics), heading(entry), handles, [*_decoding(served), *served.notes])
-    axes = figure.subplots(len(metrics), len(served.cases), squeeze=False)
+    axes = figure.subplots(len(metrics), len(entry["models"]), squeeze=False)
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     for metric, row in zip(metrics, axes, strict=True):
         for model, axis in zip(entry["models"], row, strict=True):
             bars = [
                 (look(*case[1:]), [_with_gain(served, metric, case, point) for point in entry["points"]])
-                for case in served.cases[model["name"]]
+                for case in served.cases
+                if case.model == model["name"]
             ]
             draw_bars(axis, groups, bars)
             if len(row) > 1 and metric == metrics[0]:
@@ -144,7 +137,7 @@ def latency(entry: Entry, files: Files) -> Drawing:
     served, looks, handles = Served(entry, files), {}, {}
     for point, settings in entry["points"].items():
         method = (settings.get("speculative") or {}).get("method", "")
-        for (case,) in zip(*served.cases.values(), strict=True):
+        for case in served.cases:
             looks[case, point] = look(*case[1:], second=bool(method))
             name = label(entry, *case[1:]) + (f", {method.replace('ngram', 'n-gram')} speculation" if method else "")
             handles[name] = handle(name, **looks[case, point].line)
@@ -213,7 +206,7 @@ def forward(entry: Entry, files: Files) -> Drawing:
     Dashed are limits: the baseline's time divided by the prefill speed-up that the FLOP count allows, and that speed-up.
     """
     served, (point,) = Served(entry, files), entry["points"]
-    shown = {(case, point): look(*case[1:]) for cases in served.cases.values() for case in cases}
+    shown = {(case, point): look(*case[1:]) for case in served.cases}
     handles = [handle(label(entry, *case[1:]), **style.line) for (case, _), style in shown.items()]
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
