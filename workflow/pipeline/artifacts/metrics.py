@@ -72,10 +72,10 @@ def significant(value: float, digits: int) -> float:
 def show(value: float, form: str) -> str:
     """Format a value by a form of `Metric`: 4.3, 113 and 0.020 in "s2"; 1.25× in ".2f|×"."""
     form, _, suffix = form.partition("|")
-    if form.lstrip("+").startswith("s"):
-        digits = int(form.lstrip("+")[1:])
-        rounded = significant(value, digits)
-        return f"{rounded:{'+' if form[0] == '+' else ''},.{_decimals(rounded, digits)}f}{suffix}"
+    sign, _, digits = form.partition("s")
+    if digits:
+        value = significant(value, int(digits))
+        form = f"{sign},.{_decimals(value, int(digits))}f"
     return f"{value:{form}}{suffix}"
 
 
