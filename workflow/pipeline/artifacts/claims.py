@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.artifacts.metrics import span
 from pipeline.config import load_yaml
 
 if TYPE_CHECKING:
@@ -178,10 +179,6 @@ class Results:
             if "input_tokens" not in cell and (lengths := LENGTHS.get(cell["artifact"])):
                 used = rows["input_tokens"].min(), rows["input_tokens"].max()
                 if any(abs(ours - stated) > NEAR * stated for ours, stated in zip(used, lengths, strict=True)):
-                    yield f"requests of {_span(used)} prompt tokens in place of {_span(lengths)}"
+                    yield f"requests of {span(used)} prompt tokens in place of {span(lengths)}"
             if abs(tokens - OUTPUT_TOKENS) > NEAR * OUTPUT_TOKENS:
                 yield f"requests of {tokens:,g} output tokens in place of {OUTPUT_TOKENS}"
-
-
-def _span(lengths: Bounds) -> str:
-    return " to ".join(dict.fromkeys(f"{length:,g}" for length in lengths))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.config import load_yaml
 
@@ -108,6 +108,11 @@ def length_label(tokens: float) -> str:
         if tokens >= thousand and tokens % thousand == 0:
             return f"{tokens / thousand:g}K"
     return f"{tokens:,.0f}"
+
+
+def span(values: Iterable[Any], form: str = ",g") -> str:
+    """Format the least and the most of some values: `2 to 5`, or `2` if they are the same."""
+    return " to ".join(dict.fromkeys(format(end, form) for end in (min(values), max(values))))
 
 
 def enumeration(items: Sequence[str]) -> str:

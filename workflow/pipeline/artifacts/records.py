@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.metrics import INPUTS
+from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
@@ -240,7 +240,6 @@ def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
     if not records:
         return []
-    days = sorted(record.provenance["finished"][:10] for record in records)
     seeds = sorted({seed for record in records if (seed := record.settings.get("seed")) is not None})
     subsets = any(record.ok and (record.value("n") or 0) < (record.value("n_total") or 0) for record in records)
     parts = [
@@ -249,7 +248,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
         ", ".join(sorted({record.software for record in records})),
         f"{len(records)} record{'s' if len(records) > 1 else ''}",
         f"seed {', '.join(map(str, seeds))}" if seeds else "",
-        " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        span([record.provenance["finished"][:10] for record in records], ""),
         "scored on random subsets of the questions" if subsets else "",
     ]
     return ["; ".join(filter(None, parts)) + "."]

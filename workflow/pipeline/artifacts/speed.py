@@ -22,7 +22,7 @@ from pipeline.artifacts.drawing import (
 )
 from pipeline.artifacts.frame import BASELINE, Row, interval
 from pipeline.artifacts.labels import heading, label
-from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
+from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.statistics import exact, independent_ratio
@@ -98,8 +98,7 @@ def _decoding(served: Served) -> Iterator[str]:
     rows = served.rows
     shares = rows[(rows["metric"] == "decode_only_percent") & (rows["variant"] == "baseline")]["value"].dropna()
     if len(shares):
-        ends = dict.fromkeys(f"{end:.0f}" for end in (shares.min(), shares.max()))
-        yield f"Steps that only decode take {' to '.join(ends)}% of the baseline's time."
+        yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
@@ -153,9 +152,8 @@ def latency(entry: Entry, files: Files) -> Drawing:
     notes = ["Open markers: the rate was not sustained."] if opened.any() else []
     notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
     if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
-        ends = dict.fromkeys(f"{end:,.0f}" for end in (sizes.min(), sizes.max()))
         runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
-        notes.append(f"Each point is of {' to '.join(ends)} requests, in {runs} run{'s' * (runs > 1)}.")
+        notes.append(f"Each point is of {span(sizes, ',.0f')} requests, in {runs} run{'s' * (runs > 1)}.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
