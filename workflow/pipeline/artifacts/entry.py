@@ -210,4 +210,4 @@ def needs(entry: Mapping[str, Any]) -> list[str]:
         return list(KINDS[entry["kind"]].needs)
     measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
     inputs = dict.fromkeys(INPUTS[measure] for measure in measures if measure != "spec")
-    return [name for name in inputs if name != "scores" or "tasks" in entry]
+    return [name for name in inputs if name != "scores" or entry.get("tasks")]

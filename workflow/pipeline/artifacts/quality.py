@@ -39,7 +39,7 @@ def lines(entry: Entry) -> list[Line]:
 
 def accuracies(entry: Entry) -> list[str]:
     """The tasks of an entry that are not measured in bits per byte."""
-    return [task for task, settings in entry.get("tasks", {}).items() if not in_bits(settings["metric"])]
+    return [task for task, settings in entry["tasks"].items() if not in_bits(settings["metric"])]
 
 
 def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[str]) -> Iterator[Row]:
@@ -129,7 +129,7 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
             yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
     apart = {}
-    for task, settings in entry.get("tasks", {}).items():
+    for task, settings in entry["tasks"].items():
         questions = [_result(found, case, task).get("questions") for case in both]
         if not all(questions) or questions[0]["sha256"] != questions[1]["sha256"]:
             continue

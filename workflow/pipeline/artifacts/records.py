@@ -257,7 +257,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
 def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """The settings that an entry has for one of its records."""
     shown = dict(entry["settings"].get(record.measure, {}))
-    task, point = (entry.get(what, {}).get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
+    task, point = (entry[what].get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
     if record.measure == "score" and task:
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
         shown["lm_eval_task"] = task["task"]
