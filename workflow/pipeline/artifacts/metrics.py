@@ -98,8 +98,8 @@ def show_interval(value: float, low: float | None, high: float | None, form: str
 def percent(fraction: float) -> str:
     """Format a fraction as an exact percentage if three decimals are enough (46.875%), else with one decimal (53.3%)."""
     value = 100 * fraction
-    text = f"{value:.3f}"
-    return (text.rstrip("0").rstrip(".") if abs(value - float(text)) < 1e-9 else f"{value:.1f}") + "%"
+    exact = round(value, 3)
+    return f"{exact:g}%" if abs(value - exact) < 1e-9 else f"{value:.1f}%"
 
 
 def length_label(tokens: float) -> str:
