@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
@@ -105,7 +106,7 @@ def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimat
     from scipy import stats
 
     logs = [[math.log(time) for time in times] for times in (baseline, own)]
-    value = math.exp(math.fsum(logs[0]) / len(logs[0]) - math.fsum(logs[1]) / len(logs[1]))
+    value = math.exp(fmean(logs[0]) - fmean(logs[1]))
     if min(map(len, logs)) < 2 or all(max(side) == min(side) for side in logs):
         return Estimate(value)
     low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
@@ -126,7 +127,7 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
 
     Where all questions come out wrong, or all right, that would be 0: see `share_stderr`.
     """
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     if len(values) < 2:
         return mean, None
     if mean in (0.0, 1.0) and set(values) == {mean}:
@@ -223,7 +224,7 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of independent estimates; without an interval where one of them has no standard error."""
     number, errors = len(estimates), [one.stderr for one in estimates]
     stderr = None if None in errors else math.hypot(*errors) / number
-    return estimate(math.fsum(one.value for one in estimates) / number, stderr)
+    return estimate(fmean(one.value for one in estimates), stderr)
 
 
 def quadrature(first: float | None, second: float | None) -> float | None:
