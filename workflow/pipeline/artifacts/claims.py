@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,8 +73,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The results that claims are judged on.
 
     Attributes:
@@ -87,8 +85,8 @@ class Results:
 
     tables: Mapping[str, pd.DataFrame]
     roles: Mapping[str, Any]
-    absent: Mapping[str, str] = field(default_factory=dict)
-    chances: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = {}
+    chances: Mapping[str, float] = {}
 
     def table(self, artifact: str) -> pd.DataFrame:
         """Return the rows of an artifact; raises `Unmeasured` if it is not made."""
