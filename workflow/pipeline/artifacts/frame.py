@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
     if not (turns and theirs):
         return record
     samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
-    return replace(record, result={**record.result, f"samples_{unit}": samples})
+    return record._replace(result={**record.result, f"samples_{unit}": samples})
 
 
 def _rows(record: Record, base: Record | None) -> Iterator[Row]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
@@ -19,8 +18,7 @@ from swiftkv.io import read_json
 _OPTIONAL = ("data", "checkpoint", "file")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
     measure: str
@@ -31,13 +29,13 @@ class Record:
     reason: str = ""  # why it has no numbers
     weights: str | None = None
     spec: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    result: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    cost: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
+    result: Mapping[str, Any] = {}
+    engine: Mapping[str, Any] = {}
+    cost: Mapping[str, Any] = {}
     data: Mapping[str, Any] | None = None
     checkpoint: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = {}
     file: str = ""  # its place, as tables name it
 
     @classmethod
@@ -50,18 +48,18 @@ class Record:
         content = read_json(path)
         known = content if isinstance(content, dict) else {}
         optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
-        if missing := [each.name for each in fields(cls) if each.name not in {*known, *optional}]:
+        if missing := [name for name in cls._fields if name not in {*known, *optional}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
         if known["status"] == "ok" and not known["result"]:
             raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
-        return replace(cls.of(known), file=in_project(path))
+        return cls.of(known)._replace(file=in_project(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Record:
         """The record of a measurement file's content."""
-        return cls(**{each.name: content[each.name] for each in fields(cls) if content.get(each.name) is not None})
+        return cls(**{name: content[name] for name in cls._fields if content.get(name) is not None})
 
     @property
     def ok(self) -> bool:
