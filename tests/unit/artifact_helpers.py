@@ -155,7 +155,10 @@ def training(model, variant, gpus=0):
 
 def throughput(model, variant, point, tokens_per_second, *, reason=None):
     """A throughput record; out of memory for a `reason`."""
-    result = None if reason else {"tokens_per_second": tokens_per_second}
+    result = None
+    if not reason:
+        seconds = 1000 / tokens_per_second
+        result = {"tokens_per_second": tokens_per_second, "seconds": seconds, "samples_seconds": [seconds]}
     more = {
         "engine": {"vllm": "0.32.0", "compilation": "eager"},
         "cost": {"request_speedup_limit": 1.8, "prefill_speedup_limit": 1.9},

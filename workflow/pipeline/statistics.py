@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
@@ -72,12 +73,9 @@ def of_turns(times: Sequence[float]) -> Estimate:
     mean and Student's t. Of 12 turns, one in ten of which is 10 to 80 % off, both hold 95 %, the former in a third of the width.
     """
     logs = [math.log(time) for time in times]
-    if len(logs) >= MANY:
-        return Estimate(*(end and math.exp(end) for end in hodges_lehmann(logs)))
-    mean, stderr = mean_and_stderr(logs)
-    found = estimate(mean, stderr, len(times))
-    ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Estimate(math.exp(mean), stderr and stderr * math.exp(mean), *ends)
+    found = hodges_lehmann(logs) if len(logs) >= MANY else estimate(*mean_and_stderr(logs), len(logs))
+    value, ends = math.exp(found.value), (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(value, found.stderr and found.stderr * value, *ends)
 
 
 def hodges_lehmann(values: Sequence[float]) -> Estimate:
@@ -108,7 +106,7 @@ def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimat
     from scipy import stats
 
     logs = [[math.log(time) for time in times] for times in (baseline, own)]
-    value = math.exp(math.fsum(logs[0]) / len(logs[0]) - math.fsum(logs[1]) / len(logs[1]))
+    value = math.exp(fmean(logs[0]) - fmean(logs[1]))
     if min(map(len, logs)) < 2 or all(max(side) == min(side) for side in logs):
         return Estimate(value)
     low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
@@ -129,7 +127,7 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
 
     Where all questions come out wrong, or all right, that would be 0: see `share_stderr`.
     """
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     if len(values) < 2:
         return mean, None
     if mean in (0.0, 1.0) and set(values) == {mean}:
@@ -161,7 +159,7 @@ def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
 
 
-def bootstrapped_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+def bootstrapped_ratio(above: Collection[float], below: Collection[float]) -> Estimate:
     """Sum over sum; the interval is of bootstrap samples of the items, each with its number above and below."""
     from scipy import stats
 
@@ -226,7 +224,7 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of independent estimates; without an interval where one of them has no standard error."""
     number, errors = len(estimates), [one.stderr for one in estimates]
     stderr = None if None in errors else math.hypot(*errors) / number
-    return estimate(math.fsum(one.value for one in estimates) / number, stderr)
+    return estimate(fmean(one.value for one in estimates), stderr)
 
 
 def quadrature(first: float | None, second: float | None) -> float | None:

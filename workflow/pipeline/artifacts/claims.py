@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.artifacts.metrics import span
 from pipeline.config import load_yaml
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The results that claims are judged on.
 
     Attributes:
@@ -86,8 +85,8 @@ class Results:
 
     tables: Mapping[str, pd.DataFrame]
     roles: Mapping[str, Any]
-    absent: Mapping[str, str] = field(default_factory=dict)
-    chances: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = {}
+    chances: Mapping[str, float] = {}
 
     def table(self, artifact: str) -> pd.DataFrame:
         """Return the rows of an artifact; raises `Unmeasured` if it is not made."""
@@ -178,10 +177,6 @@ class Results:
             if "input_tokens" not in cell and (lengths := LENGTHS.get(cell["artifact"])):
                 used = rows["input_tokens"].min(), rows["input_tokens"].max()
                 if any(abs(ours - stated) > NEAR * stated for ours, stated in zip(used, lengths, strict=True)):
-                    yield f"requests of {_span(used)} prompt tokens in place of {_span(lengths)}"
+                    yield f"requests of {span(used)} prompt tokens in place of {span(lengths)}"
             if abs(tokens - OUTPUT_TOKENS) > NEAR * OUTPUT_TOKENS:
                 yield f"requests of {tokens:,g} output tokens in place of {OUTPUT_TOKENS}"
-
-
-def _span(lengths: Bounds) -> str:
-    return " to ".join(dict.fromkeys(f"{length:,g}" for length in lengths))

@@ -109,7 +109,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         * cases: [[variant, KV-cache format], ...]; recipes: variant -> its training recipe;
         * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
-        * points: name -> the point with the settings that all share; tasks: name -> the task;
+        * points: name -> the point with the settings that all share; tasks: name -> the task; of an entry without, none;
         * settings: measure -> further settings of its records;
         * parts: title (None of one without parts), models and cases of each block of rows.
 
@@ -138,11 +138,9 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
             entry["unmeasured"].setdefault(model, {})[variant] = why
         if recipe:
             entry["recipes"][variant] = recipe
-    if "points" in raw:
-        entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
-    if "tasks" in raw:
-        tasks = members(config, "tasks", raw["tasks"])
-        entry["tasks"] = {task: config.tasks[task].model_dump(exclude_unset=True) for task in tasks}
+    points, tasks = (members(config, section, raw.get(section, [])) for section in ("points", "tasks"))
+    entry["points"] = {point: config.point(point) for point in points}
+    entry["tasks"] = {task: config.tasks[task].model_dump(exclude_unset=True) for task in tasks}
     entry |= _further(config, entry)
     shared = {key: getattr(config, key).model_dump() for key in ("fidelity", "similarity", "early_exit", "reading")}
     entry["settings"] = {**shared, "score": {"seed": config.scoring.seed}} if entry["models"] else {}
@@ -276,7 +274,7 @@ def check(config: Config) -> None:
             _check_part(config, part, place)
     for name in names(config):  # some refer to others, so after all are well-formed
         resolved = resolve(config, name)
-        for model in resolved["models"] if "points" in resolved else []:
+        for model in resolved["models"] if resolved["points"] else []:
             config.check_served(model["name"], f"artifacts.{name}")
 
 

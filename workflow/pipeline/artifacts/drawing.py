@@ -39,10 +39,10 @@ _OTHER_LOOKS = (("#117733", "X"), ("#999933", "o"), ("#AA4499", "s"))
 
 
 class Drawing(NamedTuple):
-    """A figure, and the rows of the frame that it shows (the CSV)."""
+    """A figure, and `values`, the rows of the frame that it shows (the CSV)."""
 
     figure: Figure
-    data: pd.DataFrame
+    values: pd.DataFrame
 
 
 class Look(NamedTuple):
@@ -112,12 +112,10 @@ def _use_style() -> None:
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
-    """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
+    """Write the picture as "pdf" and "png" (300 dpi); equal input gives equal bytes."""
     for form, dated in (("pdf", ("CreationDate", "Creator", "Producer")), ("png", ("Software",))):
         with atomic_path(outputs[form]) as scratch:
             drawing.figure.savefig(scratch, format=form, dpi=300, metadata=dict.fromkeys(dated))
-    with atomic_path(outputs["csv"]) as scratch:
-        drawing.data.to_csv(scratch, index=False, lineterminator="\n")
 
 
 class Bar(NamedTuple):

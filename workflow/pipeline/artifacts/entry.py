@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -14,6 +14,10 @@ from swiftkv.section import Names, Section, Share, Text, Unique, Whole, key, nea
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 # Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
 SETS = ("tasks", "bits", "accuracies")
+
+
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(min_length=1), Unique]  # not empty, and nothing twice
 
 
 def _metric(name: str) -> str:
@@ -72,10 +76,10 @@ class Table(Entry):
 
     models: Names | None = key("By role, or a model's own name.", None)
     variants: NamesOrSet | None = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.", None)
-    parts: Annotated[list[Part], Field(min_length=1), Unique] | None = key("Blocks of rows, in place of both.", None)
+    parts: Listed[Part] | None = key("Blocks of rows, in place of both.", None)
     points: NamesOrSet | None = key("Serving points, or a set of them.", None)
     tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
-    panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
+    panels: Listed[Panel] = key("The grids that are printed.")
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
 
     @model_validator(mode="after")
@@ -99,7 +103,7 @@ class Flops(Variants):
 
     count: Literal["paper", "blog"] = key("The source that counts and rounds so.")
     sequence_length: Whole = key("Prompt tokens.")
-    panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
+    panels: Listed[Panel] = key("The grids that are printed.")
 
 
 class Served(Variants):
@@ -123,17 +127,15 @@ class Latency(Served):
 class Reading(Variants):
     """Keys of a figure of prompt use over l."""
 
-    families: Annotated[list[Literal[FAMILIES]], Field(min_length=1), Unique] = key("Sweeps over l without training.")
+    families: Listed[Literal[FAMILIES]] = key("Sweeps over l without training.")
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
 
 
 class Tokens(Entry):
     """Quality over training tokens."""
 
-    parts: Annotated[list[Part], Field(min_length=1), Unique] = key(
-        "Curves: trainings that differ in their length alone."
-    )
-    metrics: Annotated[list[Column], Field(min_length=1), Unique] = key("A panel each.")
+    parts: Listed[Part] = key("Curves: trainings that differ in their length alone.")
+    metrics: Listed[Column] = key("A panel each.")
     tasks: NamesOrSet = key("Tasks, or a set of them, for averages.")
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
 
@@ -207,6 +209,5 @@ def needs(entry: Mapping[str, Any]) -> list[str]:
     if entry["kind"] != "table":
         return list(KINDS[entry["kind"]].needs)
     measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
-    measures = ["score" if measure == "table" else measure for measure in measures if measure != "spec"]
-    inputs = dict.fromkeys(INPUTS[measure] for measure in measures)
-    return [name for name in inputs if name != "scores" or "tasks" in entry]
+    inputs = dict.fromkeys(INPUTS[measure] for measure in measures if measure != "spec")
+    return [name for name in inputs if name != "scores" or entry.get("tasks")]

@@ -58,14 +58,13 @@ def counted(gflops: Mapping[str, float], source: str, *, rounded: bool) -> dict[
 
 def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
     """The exact count in GFLOPs per prefill token, and the limits of a variant."""
-    flops, base = prefill_flops(arch, spec, tokens), prefill_flops(arch, None, tokens)
+    flops, most = prefill_flops(arch, spec, tokens), speedup_limits(arch, spec, tokens, OUTPUT_TOKENS)
     flops["total"] = sum(flops.values())
-    most = speedup_limits(arch, spec, tokens, OUTPUT_TOKENS)
     found = {f"exact_{operation}_gflops": count / tokens / GIGA for operation, count in flops.items()}
     del found["exact_vocab_gflops"]
-    found["exact_relative_percent"] = 100 * flops["total"] / sum(base.values())
+    found["exact_relative_percent"] = 100 / most["prefill_speedup"]
     found["kv_cache_kib_per_token"] = kv_bytes_per_token(arch, spec) / 1024
-    found |= {f"{name}_speedup_limit": most[f"{name}_speedup"] for name in ("prefill", "request")}
+    found |= {f"{name}_limit": limit for name, limit in most.items()}
     for dtype in KV_DTYPE_BYTES:
         found[f"kv_capacity_limit_{dtype}"] = kv_bytes_per_token(arch, None) / kv_bytes_per_token(arch, spec, dtype)
     return found

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
@@ -43,8 +43,8 @@ BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
-# Measurements by batch: their axis, the unit of the samples, and where the medians are.
-_BATCHES = {"forward_time": ("batch_tokens", "seconds", "seconds"), "decode": ("batch_sizes", "ms", "tpot_ms")}
+# Measurements by batch: their axis, and the unit of the samples.
+_BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
 
 Row = dict[str, Any]
 Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what else their rows say
@@ -63,7 +63,7 @@ def read_frame(file: Path) -> pd.DataFrame:
     return frame(pd.read_csv(file, dtype=dict.fromkeys(WORDS, str)).to_dict("records"))
 
 
-def interval(row: pd.Series, side: str = "") -> Estimate:
+def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
     """The number of a row; `side` ends the names of its columns where two frames were merged."""
     return Estimate(*(None if pd.isna(row[name + side]) else float(row[name + side]) for name in Estimate._fields))
 
@@ -87,19 +87,14 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
 
     So its bars and the speed-ups over it are of the same times.
     """
-    axis, unit, _ = _BATCHES.get(record.measure, ("", "seconds", ""))
-    theirs = [
-        other.value(f"baseline_samples_{unit}")
-        for other in records
-        if (other.model["name"], other.what) == (record.model["name"], record.what)
-        and other.value(axis) == record.value(axis)
-        and other.value(f"baseline_samples_{unit}")
-    ]
+    axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
+    alike = [one for one in records if (one.model["name"], one.what) == (record.model["name"], record.what)]
+    theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
     turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
     if not (turns and theirs):
         return record
     samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
-    return replace(record, result={**record.result, f"samples_{unit}": samples})
+    return record._replace(result={**record.result, f"samples_{unit}": samples})
 
 
 def _rows(record: Record, base: Record | None) -> Iterator[Row]:
@@ -110,7 +105,7 @@ def _rows(record: Record, base: Record | None) -> Iterator[Row]:
         for values, more in itertools.chain(_found(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
-        task, state = record.settings.get("task"), {"status": record.status, "reason": record.why}
+        task, state = record.settings.get("task"), {"status": record.status, "reason": record.reason}
         names = [task] if task else of_measure(record.measure)
         yield from (row(record, name, **state) for name in names if name not in limits)
     yield from (row(record, name, value) for name, value in limits.items())
@@ -219,12 +214,10 @@ def _similarity(record: Record, base: Record | None) -> Found:
 def _reading(record: Record, base: Record | None) -> Found:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
 
-    `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model.
+    `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model;
+    of a trained variant's passages also in percent, for tables.
     """
     model = record.result["members"][0]
-    for without, metric in enumerate(PASSAGES) if record.spec else ():
-        share = passage_kept(record.result, without)
-        yield {metric: share.scaled(100)}, {"n": len(model["tasks"]["squad"]["bits"])}
     for member in record.result["members"]:
         at = {"at": member["layer"]}
         yield {"prompt_flops_percent": 100 * member["flops"]}, at
@@ -236,51 +229,42 @@ def _reading(record: Record, base: Record | None) -> Found:
                 "reading_kl": bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"]),
             }
             yield found, {"point": task, "n": len(gain), **at}
+            if record.spec and member is not model and task == "squad":
+                percents = [found[name].scaled(100) for name in ("kept", "read")]
+                yield dict(zip(PASSAGES, percents, strict=True)), {"n": len(gain)}
     for kind, weights in (record.value("heads") or {}).items():
         for layer, weight in enumerate(weights):
             yield {f"{kind}_head": weight}, {"at": layer}
 
 
-def passage_kept(reading: Mapping[str, Any], without: int = 0) -> Estimate:
-    """Return the bits that passages save a trained variant, as a share of those that they save the unchanged model.
-
-    Args:
-        without: the bits without passages are the unchanged model's (0, kept) or the variant's own (1, read).
-    """
-    model, member = members = reading["members"]
-    return bootstrapped_ratio(saved_bits(members[without], member, "squad"), saved_bits(model, model, "squad"))
-
-
-def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:
+def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> np.ndarray:
     """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
-    pairs = zip(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"], strict=True)
-    return [before - after for before, after in pairs]
+    return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 
 
 def _throughput(record: Record, base: Record | None) -> Found:
-    samples = record.value("samples_seconds") or []
-    seconds = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0)
-    middle = _middle(samples, seconds)
+    times = record.times()
+    runs = of_turns(times).inverse()  # a second
     speeds = {
-        name: value and middle.inverse().scaled(value * seconds)
+        name: value and runs.scaled(value * record.result["seconds"])
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
-    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(samples) or 1}
+    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(times)}
     yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 
-def _speedup(record: Record, base: Record | None) -> Estimate | float | None:
-    """Baseline time over own time: of turns where both took them, else of two records of the same requests."""
+def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | None:
+    """Baseline time over own time: of turns where both took them, else of two records of the same requests.
+
+    Args:
+        which: unit and place, as of `Record.times`.
+    """
     if record.case == BASELINE:
         return exact(1.0)
-    if turns := record.turns():
+    if turns := record.turns(*which):
         return ratio_of_turns(*turns)
-    if base is None:
-        return None
-    sides = [one.value("samples_seconds") or [1.0] for one in (base, record)]
-    ratio = record.result["tokens_per_second"] / base.result["tokens_per_second"]
-    return ratio_of_repeats(*sides) if min(map(len, sides)) > 1 else ratio
+    return base and ratio_of_repeats(base.times(*which), record.times(*which))
 
 
 def _capacity(record: Record, base: Record | None) -> Found:
@@ -302,21 +286,12 @@ def _of_16_bits(record: Record, size: float) -> float:
 def _by_batch(record: Record, base: Record | None) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
-    axis, unit, median = _BATCHES[record.measure]
-    theirs = dict(zip(base.result[axis], base.result[median]["median"], strict=True)) if base else {}
-    repeats = record.value(f"samples_{unit}")
-    for place, (at, time) in enumerate(zip(record.result[axis], record.result[median]["median"], strict=True)):
-        samples = repeats[place] if repeats else []
-        shown = _middle(samples, time).scaled(1000 if forward else 1)
-        yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(samples) or None}
-        turns, gain = record.turns(unit, place), Estimate(theirs[at] / time) if at in theirs else None
-        gain = exact(1.0) if record.case == BASELINE else ratio_of_turns(*turns) if turns else gain
+    axis, unit = _BATCHES[record.measure]
+    for place, at in enumerate(record.result[axis]):
+        times, gain = record.times(unit, place), _speedup(record, base, unit, place)
+        shown = of_turns(times).scaled(1000 if forward else 1)
+        yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(times)}
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
-
-
-def _middle(samples: Sequence[float], median: float) -> Estimate:
-    """The geometric mean of repeated times, which speed-ups are ratios of; their recorded median where there are none."""
-    return of_turns(samples) if samples else Estimate(median)
 
 
 def _answer(record: Record, base: Record | None) -> Found:

@@ -58,7 +58,7 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
                 yield STAGES["evaluate_reading"].file(config, model=model, variant=variant)
     else:
         stage, key = MEASURED[name]
-        members = entry.get(f"{key}s", ()) if key else [""]
+        members = entry[f"{key}s"] if key else [""]
         for member, (model, variant, kv_cache) in itertools.product(members, rows(entry)):
             trained = name != "training" or variant in entry["recipes"]
             if trained and variant not in entry["unmeasured"].get(model, {}):

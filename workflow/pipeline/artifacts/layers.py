@@ -8,7 +8,6 @@ from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Entry, Files, Numbers
-from swiftkv.errors import UserError
 
 # Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -57,9 +56,6 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     """Draw the agreement of early exit and full model by its largest probability, and below it the share of positions."""
     measurements = Numbers(entry, files)
     rows, published = measurements.rows, measurements.published[measurements.published["low"].notna()]
-    if not any(record.ok for record in measurements.records):
-        why = measurements.records[0].why if measurements.records else "not measured"
-        raise UserError(f"{entry['name']} has nothing to draw: {why}")
     density, agreement = (rows[rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
     solid = {"color": _COLORS[1], "linewidth": 2}

@@ -22,7 +22,7 @@ def answers(entry: Entry, files: Files) -> Table:
     measurements, footnotes = Numbers(entry, files), Footnotes()
     records = measurements.records
     measured = {answer["question"]: answer for record in records for answer in record.result.get("answers", ())}
-    missing = next((record.why for record in records if not record.ok), "not measured")
+    missing = next((record.reason for record in records if not record.ok), "not measured")
     rows, grids = [], []
     for question in entry["questions"]:
         printed = []
@@ -51,17 +51,15 @@ def settings(entry: Entry, files: Files) -> Table:
     published = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
     lines = []
     for task, configured in entry["tasks"].items():
-        scores = sorted(
-            (record for record in measurements.records if record.what == task), key=lambda record: not record.ok
-        )
-        record = scores[0] if scores else None
+        scores = (record for record in measurements.records if record.what == task)
+        record = max(scores, key=lambda record: record.ok, default=None)
         used = configured | {"lm_eval_task": configured["task"]} | (record.settings if record else {})
         rule, version, paper = used.get("filter"), used.get("version"), published.get(task, {})
         limit = (used.get("generation") or {}).get("max_gen_toks") or "lm-eval's default"
         if scored := record is not None and record.ok:
             asked = f"{record.value('n'):,} of {record.value('n_total'):,}"
         else:
-            asked = f"{MISSING} {footnotes.mark(record.why if record else 'not measured')}"
+            asked = f"{MISSING} {footnotes.mark(record.reason if record else 'not measured')}"
         lines.append({
             "Task": configured["title"],
             "Shots": used["shots"],

@@ -12,7 +12,7 @@ from pipeline.artifacts.entry import KINDS
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.records import in_project
 from pipeline.artifacts.writers import write_table
-from swiftkv.io import write_json
+from swiftkv.io import write_json, write_text
 
 
 def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Sequence[Path]) -> None:
@@ -32,5 +32,6 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     artifact = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
     about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
     shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
-    write_json(outputs.pop("json"), about | {"files": shipped})
+    write_json(outputs["json"], about | {"files": shipped})
+    write_text(outputs["csv"], artifact.values.to_csv(index=False, lineterminator="\n"))
     (write_table if entry["form"] == "table" else write_figure)(artifact, outputs)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.config import load_yaml
 
@@ -19,8 +19,7 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's
-            dimensions, "table" the table itself.
+        measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's dimensions.
         header: of its column; may hold line breaks.
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
@@ -60,21 +59,23 @@ def of_measure(measure: str) -> dict[str, Metric]:
     return {name: metric for name, metric in METRICS.items() if metric.measure == measure}
 
 
+def _decimals(value: float, digits: int) -> int:
+    """Decimals that leave so many significant digits; none where a whole number has more."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
 def significant(value: float, digits: int) -> float:
     """Round to significant digits, but never coarser than a whole number."""
-    if value == 0:
-        return 0.0
-    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    return round(value, _decimals(value, digits))
 
 
 def show(value: float, form: str) -> str:
     """Format a value by a form of `Metric`: 4.3, 113 and 0.020 in "s2"; 1.25× in ".2f|×"."""
     form, _, suffix = form.partition("|")
-    if form.lstrip("+").startswith("s"):
-        digits = int(form.lstrip("+")[1:])
-        rounded = significant(value, digits)
-        decimals = 0 if rounded == 0 else max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-        return f"{rounded:{'+' if form[0] == '+' else ''},.{decimals}f}{suffix}"
+    sign, _, digits = form.partition("s")
+    if digits:
+        value = significant(value, int(digits))
+        form = f"{sign},.{_decimals(value, int(digits))}f"
     return f"{value:{form}}{suffix}"
 
 
@@ -97,8 +98,8 @@ def show_interval(value: float, low: float | None, high: float | None, form: str
 def percent(fraction: float) -> str:
     """Format a fraction as an exact percentage if three decimals are enough (46.875%), else with one decimal (53.3%)."""
     value = 100 * fraction
-    text = f"{value:.3f}"
-    return (text.rstrip("0").rstrip(".") if abs(value - float(text)) < 1e-9 else f"{value:.1f}") + "%"
+    exact = round(value, 3)
+    return f"{exact:g}%" if abs(value - exact) < 1e-9 else f"{value:.1f}%"
 
 
 def length_label(tokens: float) -> str:
@@ -107,6 +108,11 @@ def length_label(tokens: float) -> str:
         if tokens >= thousand and tokens % thousand == 0:
             return f"{tokens / thousand:g}K"
     return f"{tokens:,.0f}"
+
+
+def span(values: Iterable[Any], form: str = ",g") -> str:
+    """Format the least and the most of some values: `2 to 5`, or `2` if they are the same."""
+    return " to ".join(dict.fromkeys(format(end, form) for end in (min(values), max(values))))
 
 
 def enumeration(items: Sequence[str]) -> str:

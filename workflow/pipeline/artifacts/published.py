@@ -117,7 +117,7 @@ def published(entry: Entry, files: Iterable[str | Path], records: Sequence[Recor
                 "source": "published", "model": models[line["model"]], "variant": line["variant"], "status": "ok",
                 "reason": line.get("note"), "file": in_project(file),
             }  # fmt: skip
-            speed = "points" in entry if file.stem == "values" else bool({"memory_gb", "input_length"} & line.keys())
+            speed = bool(entry["points"] if file.stem == "values" else {"memory_gb", "input_length"} & line.keys())
             if speed and not _on_paper_hardware(records, known["model"], line):
                 continue
             if file.stem != "values":
@@ -142,7 +142,7 @@ def _cells(entry: Entry, line: Mapping[str, str], speed: bool) -> Iterator[Row]:
         tasks = line.keys() - METRICS.keys() - {"acrosskv"}
         known["n"] = sum(number(line[column]) is not None for column in tasks)
     for point, (column, cell) in itertools.product(points, line.items()):
-        if cell and (column in METRICS or column in entry.get("tasks", {})):
+        if cell and (column in METRICS or column in entry["tasks"]):
             value = number(cell)
             text = f"{value:,.0f}" if speed and value else cell
             yield known | {"point": point, "metric": column, "value": value, "text": text}

@@ -39,7 +39,7 @@ def lines(entry: Entry) -> list[Line]:
 
 def accuracies(entry: Entry) -> list[str]:
     """The tasks of an entry that are not measured in bits per byte."""
-    return [task for task, settings in entry.get("tasks", {}).items() if not in_bits(settings["metric"])]
+    return [task for task, settings in entry["tasks"].items() if not in_bits(settings["metric"])]
 
 
 def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[str]) -> Iterator[Row]:
@@ -72,18 +72,15 @@ def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) ->
     fields, known = entry["specs"][case.model].get(case.variant), case._asdict() | {"source": "arithmetic"}
     if case.variant == MERGED:  # served only; vLLM reports what it saves
         return
-    spec = SwiftKVSpec(**fields) if fields else None
-    prefill, saved, group = (spec.prefill_reduction, None, spec.key_value_group_size) if spec else (0.0, 0.0, 1)
-    text = f"{percent(prefill)} (l = {spec.num_key_value_layers})" if spec else NONE
-    yield cells("prefill_reduction_percent", exact(100 * prefill), text=text, **known)
-    if measured:
-        saved = measured["kv_cache_reduction"]
-    elif spec and not spec.num_key_value_heads:
-        saved = spec.kv_cache_reduction(1)
-    if saved is not None:
-        saved = 1 - (1 - saved) / 2 if case.kv_cache == "fp8" else saved
-        text = f"{group}-way ({percent(saved)})" if group > 1 else f"{NONE} ({percent(saved)})" if saved else NONE
-        yield cells("kv_cache_reduction_percent", exact(100 * saved), text=text + heads_label(fields), **known)
+    spec = SwiftKVSpec(**fields) if fields else SwiftKVSpec(1, 1)  # of an unchanged model the layers do not matter
+    text = f"{percent(spec.prefill_reduction)} (l = {spec.num_key_value_layers})" if fields else NONE
+    yield cells("prefill_reduction_percent", exact(100 * spec.prefill_reduction), text=text, **known)
+    if spec.num_key_value_heads and not measured:
+        return
+    saved, group = measured["kv_cache_reduction"] if measured else spec.kv_cache_reduction(1), spec.key_value_group_size
+    saved = 1 - (1 - saved) / 2 if case.kv_cache == "fp8" else saved
+    text = f"{group}-way ({percent(saved)})" if group > 1 else f"{NONE} ({percent(saved)})" if saved else NONE
+    yield cells("kv_cache_reduction_percent", exact(100 * saved), text=text + heads_label(fields), **known)
 
 
 def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
@@ -115,7 +112,7 @@ def average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
     """Yield the mean over tasks in percent; their questions are independent samples, n is the number of tasks."""
     scores = [found[*case, task] for task in tasks if (*case, task) in found]
     if gap := next((record for record in scores if not record.ok), None):
-        yield cells("average", **case._asdict(), status=gap.status, reason=gap.why)
+        yield cells("average", **case._asdict(), status=gap.status, reason=gap.reason)
     elif tasks and len(scores) == len(tasks):
         mean = mean_of([Estimate(record.result["value"], record.result["stderr"]) for record in scores])
         yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(found, [case], tasks))
@@ -132,7 +129,7 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
             yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
     apart = {}
-    for task, settings in entry.get("tasks", {}).items():
+    for task, settings in entry["tasks"].items():
         questions = [_result(found, case, task).get("questions") for case in both]
         if not all(questions) or questions[0]["sha256"] != questions[1]["sha256"]:
             continue
@@ -164,9 +161,8 @@ def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iter
     """How much more of the passages of the same questions one trained variant keeps and reads than another."""
     model = first["members"][0]
     for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():
-        saved = [saved_bits(each["members"][without], each["members"][1], "squad") for each in (first, second)]
-        apart = [mine - theirs for mine, theirs in zip(*saved, strict=True)]
-        yield metric, bootstrapped_ratio(apart, saved_bits(model, model, "squad"))
+        mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in (first, second))
+        yield metric, bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:

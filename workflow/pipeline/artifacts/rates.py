@@ -15,7 +15,7 @@ P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it wo
 def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
     """Yield values by metric, and the other cells of their rows; `base` is the baseline's record."""
     of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
-    for rate in sorted(record.result["rates"], key=lambda rate: rate["request_rate"]):
+    for rate in record.result["rates"]:
         at, requests = rate["request_rate"], rate["completed"]
         values: dict[str, Any] = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
         # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search

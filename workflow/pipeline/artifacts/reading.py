@@ -15,7 +15,6 @@ from pipeline.artifacts.published import Entry, Files, Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
-from swiftkv.errors import UserError
 
 TITLES = {
     "squad": "SQuAD, in chats",
@@ -34,8 +33,6 @@ def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task with the share kept over l; below them, by layer, the attention of heads that read and SimScore."""
     numbers = Numbers(entry, files)
     readings = [record for record in numbers.records if record.measure == "reading"]
-    if not readings:
-        raise UserError(f"{entry['name']} has nothing to draw: its model is not measured at this scale")
     metrics = dict(iter(numbers.rows.groupby("metric")))
     numbers.add(differences(readings))
     rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
@@ -135,7 +132,6 @@ def differences(records: Sequence[Record]) -> Iterator[Row]:
         ]
         alike = [task for task, items in first.result["tasks"].items() if second.result["tasks"].get(task) == items]
         for (member, other), task in product(pairs, alike):
-            sides = (saved_bits(model, one, task) for one in (member, other))
-            apart = [mine - theirs for mine, theirs in zip(*sides, strict=True)]
+            apart = saved_bits(model, member, task) - saved_bits(model, other, task)
             more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}
             yield row(first, "kept", bootstrapped_ratio(apart, saved_bits(model, model, task)), **more)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.artifacts.metrics import INPUTS
+from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
@@ -19,8 +18,7 @@ from swiftkv.io import read_json
 _OPTIONAL = ("data", "checkpoint", "file")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
     measure: str
@@ -28,16 +26,16 @@ class Record:
     variant: str
     kv_cache: str = "auto"
     status: str = "ok"
-    reason: str | None = None
+    reason: str = ""  # why it has no numbers
     weights: str | None = None
     spec: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    result: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    cost: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
+    result: Mapping[str, Any] = {}
+    engine: Mapping[str, Any] = {}
+    cost: Mapping[str, Any] = {}
     data: Mapping[str, Any] | None = None
     checkpoint: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = {}
     file: str = ""  # its place, as tables name it
 
     @classmethod
@@ -50,18 +48,18 @@ class Record:
         content = read_json(path)
         known = content if isinstance(content, dict) else {}
         optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
-        if missing := [each.name for each in fields(cls) if each.name not in {*known, *optional}]:
+        if missing := [name for name in cls._fields if name not in {*known, *optional}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
         if known["status"] == "ok" and not known["result"]:
             raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
-        return replace(cls.of(known), file=in_project(path))
+        return cls.of(known)._replace(file=in_project(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Record:
         """The record of a measurement file's content."""
-        return cls(**{each.name: content[each.name] for each in fields(cls) if content.get(each.name) is not None})
+        return cls(**{name: content[name] for name in cls._fields if content.get(name) is not None})
 
     @property
     def ok(self) -> bool:
@@ -72,23 +70,21 @@ class Record:
         """A number of the result; None where there is none."""
         return self.result.get(name)
 
-    def turns(self, unit: str = "seconds", place: int | None = None) -> tuple[list[float], list[float]] | None:
-        """The times of the baseline and its own, measured in turns; None where they were not.
+    def times(self, unit: str = "seconds", place: int | None = None, side: str = "") -> list[float]:
+        """Its repeated times, or those of the baseline that took turns with it; empty where there are none.
 
         Args:
             unit: of the result's `samples_...`.
             place: of the batch, where there are several.
+            side: "baseline_" or its own.
         """
-        both = [self.value(f"{side}samples_{unit}") for side in ("baseline_", "")]
-        if not all(both):
-            return None
-        baseline, own = both if place is None else (times[place] for times in both)
-        return baseline, own
+        times = self.value(f"{side}samples_{unit}") or []
+        return times if place is None or not times else times[place]
 
-    @property
-    def why(self) -> str:
-        """Why it has no numbers."""
-        return self.reason or "no reason recorded"
+    def turns(self, unit: str = "seconds", place: int | None = None) -> tuple[list[float], list[float]] | None:
+        """The times of the baseline and its own, measured in turns; None where they were not. Arguments as of `times`."""
+        baseline, own = (self.times(unit, place, side) for side in ("baseline_", ""))
+        return (baseline, own) if baseline and own else None
 
     @property
     def what(self) -> str:
@@ -242,16 +238,15 @@ def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
     if not records:
         return []
-    days = sorted(record.provenance["finished"][:10] for record in records if record.provenance.get("finished"))
     seeds = sorted({seed for record in records if (seed := record.settings.get("seed")) is not None})
     subsets = any(record.ok and (record.value("n") or 0) < (record.value("n_total") or 0) for record in records)
     parts = [
         ", ".join(dict.fromkeys(record.model["title"] for record in records)),
-        ", ".join(dict.fromkeys(record.machine for record in records if record.provenance.get("hardware"))),
+        ", ".join(dict.fromkeys(record.machine for record in records)),
         ", ".join(sorted({record.software for record in records})),
         f"{len(records)} record{'s' if len(records) > 1 else ''}",
         f"seed {', '.join(map(str, seeds))}" if seeds else "",
-        " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        span([record.provenance["finished"][:10] for record in records], ""),
         "scored on random subsets of the questions" if subsets else "",
     ]
     return ["; ".join(filter(None, parts)) + "."]
@@ -260,7 +255,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
 def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """The settings that an entry has for one of its records."""
     shown = dict(entry["settings"].get(record.measure, {}))
-    task, point = (entry.get(what, {}).get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
+    task, point = (entry[what].get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
     if record.measure == "score" and task:
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
         shown["lm_eval_task"] = task["task"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from pipeline.artifacts import inputs
 from pipeline.artifacts.drawing import (
     PAGE,
     Bar,
@@ -19,14 +20,13 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, interval
+from pipeline.artifacts.frame import BASELINE, Row, interval
 from pipeline.artifacts.labels import heading, label
-from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
+from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
-from pipeline.statistics import Estimate, exact, independent_ratio
+from pipeline.statistics import exact, independent_ratio
 
-_ENDS = ["value", "low", "high"]
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
@@ -37,21 +37,12 @@ class Served(Numbers):
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
-        self.cases = {
-            model["name"]: [Case(model["name"], *case) for case in entry["cases"]] for model in entry["models"]
-        }
+        self.cases = [Case(*row) for row in inputs.rows(entry)]
         self.add(
-            {
-                "source": "measured",
-                **case._asdict(),
-                "point": point,
-                "status": "missing",
-                "reason": reasons[case.variant],
-            }
-            for model, reasons in entry["unmeasured"].items()
+            {"source": "measured", **case._asdict(), "point": point, "status": "missing", "reason": reason}
+            for case in self.cases
+            if (reason := entry["unmeasured"].get(case.model, {}).get(case.variant))
             for point in entry["points"]
-            for case in self.cases[model]
-            if case.variant in reasons
         )
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps = dict.fromkeys(
@@ -78,19 +69,20 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     served, node = Served(entry, files), entry.get("node_gpus")
     on_gpus = any(record.gpus for record in served.records)
     if node:
-        served.add(_of_node(served, node).to_dict("records"))
+        served.add(_of_node(served, node))
     metrics = ["tokens_per_second", "normalized_tflops_per_gpu"] if on_gpus else ["tokens_per_second"]
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
     handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
     figure = new_figure(PAGE, 1.4 + 1.9 * len(metrics), heading(entry), handles, [*_decoding(served), *served.notes])
-    axes = figure.subplots(len(metrics), len(served.cases), squeeze=False)
+    axes = figure.subplots(len(metrics), len(entry["models"]), squeeze=False)
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     for metric, row in zip(metrics, axes, strict=True):
         for model, axis in zip(entry["models"], row, strict=True):
             bars = [
                 (look(*case[1:]), [_with_gain(served, metric, case, point) for point in entry["points"]])
-                for case in served.cases[model["name"]]
+                for case in served.cases
+                if case.model == model["name"]
             ]
             draw_bars(axis, groups, bars)
             if len(row) > 1 and metric == metrics[0]:
@@ -106,8 +98,7 @@ def _decoding(served: Served) -> Iterator[str]:
     rows = served.rows
     shares = rows[(rows["metric"] == "decode_only_percent") & (rows["variant"] == "baseline")]["value"].dropna()
     if len(shares):
-        ends = dict.fromkeys(f"{end:.0f}" for end in (shares.min(), shares.max()))
-        yield f"Steps that only decode take {' to '.join(ends)}% of the baseline's time."
+        yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
@@ -121,28 +112,23 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     return bar._replace(text=f"{words}\nof {show(most, '.2f|×')}", limit=bar.value * most / gain)
 
 
-def _of_node(served: Served, node_gpus: int) -> pd.DataFrame:
+def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    replicas = {record.file: node_gpus / record.devices if record.gpus else 1.0 for record in served.records}
-    platforms = {
-        record.file: f"{record.device} {record.engine.get('vllm')} {record.engine.get('compilation')}"
-        for record in served.records
-    }
-    rows = served.rows[(served.rows["metric"] == "tokens_per_second") & served.rows["value"].notna()]
-    rows = rows.assign(metric="node_tokens_per_second", platform=rows["file"].map(platforms))
-    rows[_ENDS] = rows[_ENDS].mul(rows["file"].map(replicas), axis="index")
-    base = rows[(rows[list(Case._fields)] == [served.entry["models"][0]["name"], *BASELINE]).all(axis=1)]
-    numbers, sides = list(Estimate._fields), ("", "_of_base")
-    gains = rows.merge(base[["point", "platform", "file", *numbers]], on=["point", "platform"], suffixes=sides)
-    ratios = [
-        exact(1.0)
-        if row["file"] == row["file_of_base"]
-        else independent_ratio(*(interval(row, side) for side in sides))
-        for _, row in gains.iterrows()
-    ]
-    gains[numbers] = pd.DataFrame(ratios, gains.index, numbers)
-    gains = gains.assign(metric="speedup_over_first_model", unit="×")
-    return pd.concat([rows, gains])
+    first, nodes, bases = Case(served.entry["models"][0]["name"], *BASELINE), [], {}
+    for record in served.records:
+        case = Case(record.model["name"], *record.case)
+        row = served.find(case, "tokens_per_second", record.what)
+        if row and row["value"]:
+            speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
+            alike = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
+            nodes.append((case, row, speed, alike))
+            if case == first:
+                bases[alike] = speed
+    for case, row, speed, alike in nodes:
+        yield row | speed._asdict() | {"metric": "node_tokens_per_second"}
+        if alike in bases:
+            gain = exact(1.0) if case == first else independent_ratio(speed, bases[alike])
+            yield row | gain._asdict() | {"metric": "speedup_over_first_model", "unit": "×"}
 
 
 def latency(entry: Entry, files: Files) -> Drawing:
@@ -150,7 +136,7 @@ def latency(entry: Entry, files: Files) -> Drawing:
     served, looks, handles = Served(entry, files), {}, {}
     for point, settings in entry["points"].items():
         method = (settings.get("speculative") or {}).get("method", "")
-        for (case,) in zip(*served.cases.values(), strict=True):
+        for case in served.cases:
             looks[case, point] = look(*case[1:], second=bool(method))
             name = label(entry, *case[1:]) + (f", {method.replace('ngram', 'n-gram')} speculation" if method else "")
             handles[name] = handle(name, **looks[case, point].line)
@@ -166,9 +152,8 @@ def latency(entry: Entry, files: Files) -> Drawing:
     notes = ["Open markers: the rate was not sustained."] if opened.any() else []
     notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
     if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
-        ends = dict.fromkeys(f"{end:,.0f}" for end in (sizes.min(), sizes.max()))
         runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
-        notes.append(f"Each point is of {' to '.join(ends)} requests, in {runs} run{'s' * (runs > 1)}.")
+        notes.append(f"Each point is of {span(sizes, ',.0f')} requests, in {runs} run{'s' * (runs > 1)}.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
@@ -219,7 +204,7 @@ def forward(entry: Entry, files: Files) -> Drawing:
     Dashed are limits: the baseline's time divided by the prefill speed-up that the FLOP count allows, and that speed-up.
     """
     served, (point,) = Served(entry, files), entry["points"]
-    shown = {(case, point): look(*case[1:]) for cases in served.cases.values() for case in cases}
+    shown = {(case, point): look(*case[1:]) for case in served.cases}
     handles = [handle(label(entry, *case[1:]), **style.line) for (case, _), style in shown.items()]
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)

@@ -50,7 +50,7 @@ class Shown(Numbers):
         if self.with_fp8 and self.cache_format == "float32":
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
-        self.tasks: Mapping[str, Any] = entry.get("tasks", {})
+        self.tasks: Mapping[str, Any] = entry["tasks"]
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
         by_case = quality.by_case(self.records)
@@ -174,7 +174,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
     entry, metrics = shown.entry, shown.metrics(panel)
     places = [place for metric in metrics for place in _places(shown, metric)]
     scores = {metric for metric in metrics if metric not in METRICS or METRICS[metric].measure != "spec"}
-    in_words = "points" in entry or "tasks" not in entry
+    in_words = entry["points"] or not entry["tasks"]
     lines, rows = [], []
     for line in shown.lines:
         case = line.case
@@ -193,7 +193,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
 def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | None]]:
     """Yield header, metric, point and axis value of a metric's columns: one for each point and batch size."""
     rows = shown.rows[shown.rows["metric"] == metric]
-    points = list(shown.entry.get("points", {})) if (rows["point"] != "").any() else [""]
+    points = list(shown.entry["points"]) if (rows["point"] != "").any() else [""]
     batches = sorted(rows["at"].dropna().unique()) or [None]
     for point in points:
         for at in batches:

@@ -30,9 +30,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     handles = [handle(part, **style.line) for part, style in looks.items()]
     height = -(-len(entry["metrics"]) // 2)
     figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
-    grid = figure.add_gridspec(height, 2)
-    for place, metric in enumerate(entry["metrics"]):
-        axis = figure.add_subplot(grid[place // 2, place % 2])
+    for place, metric in enumerate(entry["metrics"], 1):
+        axis = figure.add_subplot(height, 2, place)
         for part, style in looks.items():
             draw_curve(axis, _curve(numbers, (line.case for line in lines if line.part == part), metric), style)
         axis.set(xscale="log", xlabel="Training tokens", ylabel=METRICS[metric].header)

@@ -1,11 +1,10 @@
-"""A table and its four forms: CSV (the frame), LaTeX with booktabs, Markdown, and a small HTML page for the report."""
+"""A table and its printed forms: LaTeX with booktabs, Markdown, and a small HTML page for the report."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +50,7 @@ class Grid(NamedTuple):
         ]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table: `values` (the CSV, one row a number), the printed `grids` and the notes below.
 
     `label` is the LaTeX label without its "tab:" prefix.
@@ -65,21 +63,16 @@ class Table:
     notes: Sequence[str] = ()
 
 
-@dataclass
-class Footnotes:
-    """Numbered remarks on single cells; the same text gets the same number."""
-
-    texts: list[str] = field(default_factory=list)
+class Footnotes(dict[str, int]):
+    """Remarks on single cells, and their numbers; the same text gets the same number."""
 
     def mark(self, text: str) -> str:
         """Return the mark, such as "[2]", that stands for `text`."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return f"[{self.texts.index(text) + 1}]"
+        return f"[{self.setdefault(text, len(self) + 1)}]"
 
     def lines(self) -> list[str]:
         """Return the remarks with their marks, in order."""
-        return [f"{self.mark(text)} {text}" for text in self.texts]
+        return [f"[{number}] {text}" for text, number in self.items()]
 
 
 def _latex(text: str) -> str:
@@ -158,13 +151,7 @@ def read_html(page: str) -> str:
     return page.partition("</h1>\n")[2].rpartition("</body>")[0]
 
 
-_WRITERS = {
-    "csv": lambda table: table.values.to_csv(index=False, lineterminator="\n"),
-    "tex": to_latex, "md": to_markdown, "html": to_html,
-}  # fmt: skip
-
-
 def write_table(table: Table, outputs: Mapping[str, Path]) -> None:
-    """Write forms of a table (csv, tex, md, html), each whole or not at all."""
-    for form, path in outputs.items():
-        write_text(path, _WRITERS[form](table))
+    """Write a table as "tex", "md" and "html"."""
+    for form, text_of in (("tex", to_latex), ("md", to_markdown), ("html", to_html)):
+        write_text(outputs[form], text_of(table))

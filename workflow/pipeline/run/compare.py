@@ -114,7 +114,7 @@ class Comparison:
         if expected.status == "unavailable":
             self.uncompared += 1
         elif measured.status == "unavailable":
-            self.disagreements.append(f"{name}: unavailable, and not in the reference: {measured.why}")
+            self.disagreements.append(f"{name}: unavailable, and not in the reference: {measured.reason}")
         elif self._same(name, EXPERIMENT, expected, measured):
             self._same(name, ("result", "engine", "cost"), expected, measured)
             self._speedups(name, expected, measured)
