@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pandas as pd
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from pipeline.artifacts import quality
 from pipeline.artifacts.drawing import PAGE, Drawing, Look, draw_curve, handle, new_figure
@@ -35,6 +36,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         for part, style in looks.items():
             draw_curve(axis, _curve(numbers, (line.case for line in lines if line.part == part), metric), style)
         axis.set(xscale="log", xlabel="Training tokens", ylabel=METRICS[metric].header)
+        axis.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=EngFormatter(sep=""))
+        axis.xaxis.set_minor_formatter("")
     return Drawing(figure, numbers.data)
 
 
