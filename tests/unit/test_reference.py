@@ -161,7 +161,7 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
 
 
 def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
-    only = inputs(typed(scale("local")), ["demo"])
+    only = set(inputs(typed(scale("local")), ["demo"]))
     assert {SIMILARITY, ANSWER} < only and SCORE not in only
     assert compare(SHIPPED, SHIPPED, only).records == 4
     with pytest.raises(UserError, match="no reference run is shipped for this scale"):

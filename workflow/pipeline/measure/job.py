@@ -104,10 +104,10 @@ def measure_points(
         kv_cache,
         Path(checkpoint or served["path"]).resolve(),
         settings.weights,
-        settings.spec and SwiftKVSpec(**settings.spec),
-        settings.merge_all_layers,
-        settings.quantization,
-        other,
+        spec=settings.spec and SwiftKVSpec(**settings.spec),
+        merge_all_layers=settings.merge_all_layers,
+        quantization=settings.quantization,
+        baseline=other,
     )
     machine = {"gpus": gpus, "threads": threads}
     points = [

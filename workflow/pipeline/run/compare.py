@@ -204,16 +204,12 @@ def folder(root: Path, config: Config) -> Path:
     return root / FOLDER / Path(config.pathvars.results).name
 
 
-def measured(config: Config, name: str) -> list[str]:
-    """Return the records and resolved models that an artifact is made of, as paths from the folder of results."""
-    results = Path(config.pathvars.results)
-    files = [Path(file) for files in contents.needs(config, name).values() for file in files]
-    return [str(file.relative_to(results)) for file in files if file.suffix == ".json" and results in file.parents]
-
-
-def inputs(config: Config, targets: Collection[str]) -> set[str]:
-    """Return what some targets are made of, as `measured` does."""
-    return {file for name in contents.named(config, targets) for file in measured(config, name)}
+def inputs(config: Config, targets: Collection[str]) -> list[str]:
+    """Return the records and resolved models that some artifacts are made of, as paths from the folder of results."""
+    results, names = Path(config.pathvars.results), contents.named(config, targets)
+    files = [Path(file) for name in names for group in contents.needs(config, name).values() for file in group]
+    measured = (file for file in files if file.suffix == ".json" and results in file.parents)
+    return [str(file.relative_to(results)) for file in dict.fromkeys(measured)]
 
 
 def records(place: Path) -> list[str]:

@@ -15,7 +15,7 @@ from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.metrics import some
 from pipeline.artifacts.report import Artifact, read_artifacts, result, write_gallery
 from pipeline.config import Config
-from pipeline.run.compare import CLAIMS, measured, records
+from pipeline.run.compare import CLAIMS, inputs, records
 from pipeline.stages import STAGES
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
@@ -41,13 +41,13 @@ def keep(config: Config, place: Path) -> str:
         UserError: a record is missing, or names a folder of this machine.
     """
     results = Path(config.pathvars.results)
-    inputs = {name: measured(config, name) for name in contents.names(config)}
+    needed = {name: inputs(config, [name]) for name in contents.names(config)}
     made = [
         name
-        for name, files in inputs.items()
+        for name, files in needed.items()
         if name in contents.standard(config) or all((results / file).is_file() for file in files)
     ]
-    wanted = [CLAIMS, *dict.fromkeys(file for name in made for file in inputs[name])]
+    wanted = [CLAIMS, *dict.fromkeys(file for name in made for file in needed[name])]
     if absent := [name for name in wanted if not (results / name).is_file()]:
         raise UserError(
             f"{results} is no finished run: {len(absent)} of {len(wanted)} files are missing, {some(absent)}; make it first"
@@ -86,7 +86,7 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
         for name in contents.names(config)
         if all(
             Path(place, *Path(file).parts[: 2 if name in contents.standard(config) else None]).exists()
-            for file in measured(config, name)
+            for file in inputs(config, [name])
         )
     ]
     # Claims are judged by other tables, which come first.
@@ -95,7 +95,7 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     for name in dict.fromkeys([*judged, *sorted(wanted, key=lambda name: bool(tables[name]))]):
         patterns = STAGES[contents.kind_of(config, name).form].outputs
         outputs = [REDRAWN / place.name / pattern.format(artifact=name) for pattern in patterns]
-        why = next((f"the run has no {file}" for file in measured(config, name) if not (place / file).is_file()), None)
+        why = next((f"the run has no {file}" for file in inputs(config, [name]) if not (place / file).is_file()), None)
         if why is None:
             entry = json.loads(json.dumps(contents.resolve(config, name)))  # as it comes out of a rule's command line
             try:
