@@ -136,6 +136,8 @@ def _quantities(claim: Claim, results: Results, rows: Sequence[pd.DataFrame], re
         return _rises(rows[0], remarks)
     if claim.how in ("most", "least"):
         column = rows[0]["value"]
+        if claim.how == "least" and len(column) == 1:
+            remarks.append("one measurement in place of several")
         return [interval(rows[0].loc[column.idxmax() if claim.how == "most" else column.idxmin()])]
     values = [interval(_only(each)) for each in rows]
     if claim.how == "each":
