@@ -277,8 +277,8 @@ def training(sizes: Sizes, folder: Path) -> Outcome:
     step.to(compute_device())
     losses = kernel_losses(step, recipe, short)
     start_distributed()
-    engine = make_engine(step, recipe, recipe.accumulation(1))
-    loop = Loop(engine, recipe, rows, None, sizes.steps + 3, 1, 0, recipe.accumulation(1))
+    engine = make_engine(step, recipe)
+    loop = Loop(engine, recipe, rows, None, sizes.steps + 3)
     times, tokens = [], []
     for number in range(sizes.steps + 3):
         if number == 3:

@@ -1,4 +1,4 @@
-"""Progress lines on stderr, and a training's CSV log, machines and clock."""
+"""Progress lines on stderr, and a training's CSV log and clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from swiftkv.device import accelerator
+from swiftkv.device import ranks
 from swiftkv.distill.recipe import PAUSE
 
 LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # parts of the loss, in the order of the steps
@@ -70,23 +70,6 @@ class Progress:
         print(", ".join(parts), file=sys.stderr, flush=True)
 
 
-class Machines:
-    """Seconds of optimizer steps by machine, over all attempts of a training."""
-
-    def __init__(self, position: dict[str, Any], ranks: int) -> None:
-        """Continue from a training state's position."""
-        self._now = (ranks, accelerator())
-        self._seconds = {(count, name): seconds for count, name, seconds in position.get("machines", ())}
-
-    def add(self, seconds: float) -> None:
-        self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
-
-    @property
-    def spent(self) -> list[list]:
-        """[ranks, name of their GPUs or None, seconds] per machine."""
-        return [[*machine, seconds] for machine, seconds in self._seconds.items()]
-
-
 class Clock:
     """Decides after every optimizer step whether to save the state or to stop; a context manager that catches signals.
 
@@ -124,14 +107,14 @@ class Clock:
             raise KeyboardInterrupt  # the second Ctrl-C
         self._signal = number
 
-    def ask(self, device: Any, ranks: int) -> tuple[bool, str | None]:
+    def ask(self, device: Any) -> tuple[bool, str | None]:
         """Return whether to save a state, and the reason to stop or None; equal on all ranks, which communicate on `device`."""
         now = time.monotonic()
         # To continue may take: a state now, one more step, and the last state.
         over = self._end is not None and now + (now - self._known) + 2 * self.took > self._end
         due = now - self._saved > max(self._every, PAUSE * self.took)
         flags = torch.tensor([due, over, self._signal or 0], device=device, dtype=torch.int32)
-        if ranks > 1:  # clocks differ a little, and a signal may reach one rank first
+        if ranks() > 1:  # clocks differ a little, and a signal may reach one rank first
             torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
         due, over, number = flags.tolist()
         self._known = time.monotonic()
