@@ -52,7 +52,7 @@ class DistillationStep(nn.Module):
             for module in self.student.model.upper_layers.modules():
                 for name, parameter in list(module.named_parameters(recurse=False)):
                     setattr(module, name, nn.Parameter(parameter.detach().clone()))
-            for name in self.student.model.teacher_projection_names(prefix="model."):
+            for name in self.student.teacher_projection_names():
                 self.student.get_parameter(name).requires_grad_(False)
         self.head = Head(self.student.lm_head.weight)
         self.early_exit_head = None

@@ -196,10 +196,8 @@ def _load_quantized(
                 words = stored_as_words(name, tensor)
                 as_it_is = eight_bit or name.endswith(SCALE)
                 tensors[name] = words.to(_device(places, name), words.dtype if as_it_is else dtype)
-    if hasattr(config, "num_key_value_layers") and not (
-        model.model.teacher_projection_names(prefix="model.") & tensors.keys()
-    ):
-        model.model.drop_teacher_projections()
+    if hasattr(config, "num_key_value_layers") and not model.teacher_projection_names() & tensors.keys():
+        model.drop_teacher_projections()
     model.load_state_dict(tensors, assign=True, strict=False)  # a tied head is absent
     model.tie_weights()
     model.requires_grad_(False)
@@ -290,7 +288,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     if is_quantized(config) and not scales:
         absent -= {f"{name.rpartition('.')[0]}.weight" for name in found}
     if hasattr(config, "num_key_value_layers"):
-        teacher = model.model.teacher_projection_names(prefix="model.")
+        teacher = model.teacher_projection_names()
         if teacher <= absent:
             absent -= teacher
         unknown = {name for name in found.keys() - needed.keys() if name.endswith((".weight", ".bias"))}

@@ -54,7 +54,7 @@ def save_swiftkv(
     """
     tensors = model.state_dict() if state_dict is None else state_dict
     if not keep_teacher_qkv:
-        unused = model.model.teacher_projection_names(prefix="model.")
+        unused = model.teacher_projection_names()
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     written = copy.copy(model)
     written.config = copy.copy(model.config)
