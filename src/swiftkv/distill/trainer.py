@@ -28,7 +28,7 @@ from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
-from swiftkv.distill.step import DistillationStep, FineTuningStep, before, make_step
+from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
@@ -116,7 +116,7 @@ def train(
         statistics = Moments.read(moments, spec.num_key_value_layers)
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
-    step = make_step(base, spec, recipe, start)
+    step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
     save = save_base if spec is None else save_swiftkv
     # Before the ranks are joined: afterwards all but the first would write nothing.
     try_saving(save, step.student, checkpoint, tokenizer, stored_dtype)
@@ -250,7 +250,7 @@ class Loop:
         }
 
 
-def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe) -> Any:
+def make_engine(step: Step, recipe: Recipe) -> Any:
     """Make the DeepSpeed engine of a step: ZeRO, AdamW on float32 master weights, gradient clipping."""
     import deepspeed
 
