@@ -41,24 +41,22 @@ class Peak:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[torch.device, torch.Tensor] = {}
-        self._found: dict[str, float] = {}
+        self._largest, self._bound = torch.zeros(()), 0.0
 
     def see(self, keys: torch.Tensor) -> None:
         """Take the maximum over keys [..., head size], without waiting for a GPU."""
-        largest, before = keys.abs().amax(), self._seen.get(keys.device)
-        self._seen[keys.device] = largest if before is None else torch.maximum(before, largest)
-        self._found["bound"] = 8 * math.sqrt(keys.shape[-1])
+        largest = keys.abs().amax().float()
+        self._largest = torch.maximum(largest, self._largest.to(largest.device))
+        self._bound = 8 * math.sqrt(keys.shape[-1])
 
     def include(self, found: dict[str, float]) -> None:
         """Merge the result of another peak's `found`."""
-        self._found |= {name: max(value, self._found.get(name, 0.0)) for name, value in found.items()}
+        if found:
+            self._largest, self._bound = self._largest.clamp(min=found["largest"]), found["bound"]
 
     def found(self) -> dict[str, float]:
         """Return `largest` and `bound`; empty if no key was seen."""
-        for largest in self._seen.values():
-            self.include({"largest": largest.item()})
-        return dict(self._found)
+        return {"largest": self._largest.item(), "bound": self._bound} if self._bound else {}
 
     def warn(self) -> None:
         """Print a warning if the largest key is above the bound."""
