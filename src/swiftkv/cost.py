@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swiftkv.architectures import Architecture, architecture, check_latent_heads, has_bias
+from swiftkv.architectures import Architecture, architecture, has_bias, key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -96,7 +96,7 @@ class Dimensions:
             **{field: config[field] for field in sizes},
             **latent,
             experts=Experts.from_config(config, row.experts) if row.experts else None,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            num_key_value_heads=key_value_heads(config),
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             windows=_windows(row, config),
         )
@@ -182,18 +182,8 @@ def _windows(row: Architecture, config: Mapping[str, Any]) -> tuple[int | None, 
 
 
 def _resolve(arch: Dimensions, spec: SwiftKVSpec | None) -> SwiftKVSpec:
-    """Return `spec` after checking that it fits the model; None, the unchanged model, becomes l = L.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    layers = arch.num_hidden_layers
-    if spec is None:
-        return SwiftKVSpec(layers, layers)
-    if spec.num_hidden_layers != layers:
-        raise ValueError(f"it is for {spec.num_hidden_layers} layers, but the model has {layers}")
-    check_latent_heads(isinstance(arch, LatentDimensions), spec.num_key_value_heads)
-    return spec
+    """Return `spec`; None, the unchanged model, becomes l = L."""
+    return spec or SwiftKVSpec(arch.num_hidden_layers, arch.num_hidden_layers)
 
 
 def _visible(tokens: int, window: int | None) -> int:
