@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -34,8 +34,12 @@ class SwiftKVSpec:
     own_key_values: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_hidden_layers", "num_key_value_layers", "key_value_group_size"):
-            _require_integer(name, getattr(self, name))
+        for field in fields(self):
+            value, kind = getattr(self, field.name), bool if field.default is False else int
+            if type(value) is not kind and not (value is field.default is None):
+                raise ValueError(
+                    f"{field.name} is {value!r}, but must be {'true or false' if kind is bool else 'a whole number'}"
+                )
         total, ordinary, group = self.num_hidden_layers, self.num_key_value_layers, self.key_value_group_size
         if total < 1:
             raise ValueError(f"num_hidden_layers is {total}, but a model has at least 1 layer")
@@ -49,13 +53,8 @@ class SwiftKVSpec:
                 f"key_value_group_size is {group}, but must lie between 1 and {largest}, "
                 f"as {total - ordinary} of the {total} layers take SwiftKV keys and values"
             )
-        if self.num_key_value_heads is not None:
-            _require_integer("num_key_value_heads", self.num_key_value_heads)
-            if self.num_key_value_heads < 1:
-                raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
-        for name in ("early_exit", "own_key_values"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be true or false")
+        if self.num_key_value_heads is not None and self.num_key_value_heads < 1:
+            raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
         if self.own_key_values and (group > 1 or self.num_key_value_heads is not None or self.early_exit):
             raise ValueError(
                 "own_key_values needs a cache for every layer, with the model's own heads, and no early exit: "
@@ -112,8 +111,3 @@ class SwiftKVSpec:
         heads = self.num_key_value_heads or teacher_heads
         kept = self.num_key_value_layers * teacher_heads + len(self.groups) * heads
         return float(1 - Fraction(kept, self.num_hidden_layers * teacher_heads))
-
-
-def _require_integer(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} is {value!r}, but must be a whole number")
