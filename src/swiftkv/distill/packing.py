@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,32 +84,30 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
     Raises:
         UserError: the template refuses more than 1 % of the chats.
     """
-    samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
+    samples, refusals = [], Refusals()
 
-    def flush() -> None:
-        if texts:
-            encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
-            for number, ids in enumerate(encoded["input_ids"]):
-                marks = None
-                if tokenizer.is_fast and answers[number] is not None:
-                    starts = [start for start, _ in encoded["offset_mapping"][number]]
-                    marks = [any(first <= start < end for first, end in answers[number]) for start in starts]
-                    marks = np.asarray(marks, dtype=np.uint8)
-                samples.append(Sample(np.asarray(ids, dtype=np.int32), marks))
-            texts.clear()
-            answers.clear()
+    def rendered() -> Iterator[tuple[str, list[tuple[int, int]] | None]]:
+        number = 0
+        for number, chat in enumerate(chats, 1):
+            try:
+                text = render(tokenizer, chat["messages"], tokenize=False)
+            except UserError as error:
+                refusals.add(f"chat {number}: {error}")
+                continue
+            yield text, answer_spans(tokenizer, chat["messages"], text)
+        refusals.check(number)
 
-    for number, chat in enumerate(chats, 1):
-        try:
-            texts.append(render(tokenizer, chat["messages"], tokenize=False))
-        except UserError as error:
-            refusals.add(f"chat {number}: {error}")
-            continue
-        answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
-        if len(texts) == BATCH:
-            flush()
-    flush()
-    refusals.check(number)
+    pending = rendered()
+    while batch := list(itertools.islice(pending, BATCH)):
+        texts, answers = zip(*batch, strict=True)
+        encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+        for number, ids in enumerate(encoded["input_ids"]):
+            marks = None
+            if tokenizer.is_fast and answers[number] is not None:
+                starts = [start for start, _ in encoded["offset_mapping"][number]]
+                marks = [any(first <= start < end for first, end in answers[number]) for start in starts]
+                marks = np.asarray(marks, dtype=np.uint8)
+            samples.append(Sample(np.asarray(ids, dtype=np.int32), marks))
     return samples, refusals.count
 
 
