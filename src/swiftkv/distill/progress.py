@@ -22,6 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 # Sent by schedulers before they take a machine away, and by Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+INTERVAL = 20.0  # seconds between two lines of progress
 SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the job
 
 
@@ -51,16 +52,16 @@ class LossLog:
 
 
 class Progress:
-    """Prints a line at the start, at the end and every `interval` seconds in between."""
+    """Prints a line at the start, at the end and every `INTERVAL` seconds in between."""
 
-    def __init__(self, what: str, total: int, unit: str = "step", done: int = 0, interval: float = 20) -> None:
-        self.what, self.total, self.unit, self.interval = what, total, unit, interval
-        self.first, self.start, self.said = done, time.monotonic(), -interval
+    def __init__(self, what: str, total: int, unit: str = "step", done: int = 0) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.first, self.start, self.said = done, time.monotonic(), -INTERVAL
 
     def at(self, done: int, note: str = "") -> None:
         """Report that `done` of the units are done; the time left is estimated from the speed of this run."""
         elapsed = time.monotonic() - self.start
-        if done < self.total and elapsed - self.said < self.interval:
+        if done < self.total and elapsed - self.said < INTERVAL:
             return
         self.said = elapsed
         left = (self.total - done) * elapsed / max(1, done - self.first)
