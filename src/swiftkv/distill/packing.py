@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,30 +83,32 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
     Raises:
         UserError: the template refuses more than 1 % of the chats.
     """
-    samples, refusals = [], Refusals()
+    samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
 
-    def rendered() -> Iterator[tuple[str, list[tuple[int, int]] | None]]:
-        number = 0
-        for number, chat in enumerate(chats, 1):
-            try:
-                text = render(tokenizer, chat["messages"], tokenize=False)
-            except UserError as error:
-                refusals.add(f"chat {number}: {error}")
-                continue
-            yield text, answer_spans(tokenizer, chat["messages"], text)
-        refusals.check(number)
+    def flush() -> None:
+        if texts:
+            encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+            for number, ids in enumerate(encoded["input_ids"]):
+                marks = None
+                if tokenizer.is_fast and answers[number] is not None:
+                    starts = [start for start, _ in encoded["offset_mapping"][number]]
+                    marks = [any(first <= start < end for first, end in answers[number]) for start in starts]
+                    marks = np.asarray(marks, dtype=np.uint8)
+                samples.append(Sample(np.asarray(ids, dtype=np.int32), marks))
+            texts.clear()
+            answers.clear()
 
-    pending = rendered()
-    while batch := list(itertools.islice(pending, BATCH)):
-        texts, answers = zip(*batch, strict=True)
-        encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
-        for number, ids in enumerate(encoded["input_ids"]):
-            marks = None
-            if tokenizer.is_fast and answers[number] is not None:
-                starts = [start for start, _ in encoded["offset_mapping"][number]]
-                marks = [any(first <= start < end for first, end in answers[number]) for start in starts]
-                marks = np.asarray(marks, dtype=np.uint8)
-            samples.append(Sample(np.asarray(ids, dtype=np.int32), marks))
+    for number, chat in enumerate(chats, 1):
+        try:
+            texts.append(render(tokenizer, chat["messages"], tokenize=False))
+        except UserError as error:
+            refusals.add(f"chat {number}: {error}")
+            continue
+        answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
+        if len(texts) == BATCH:
+            flush()
+    flush()
+    refusals.check(number)
     return samples, refusals.count
 
 
