@@ -51,14 +51,13 @@ def _fit_groups(values: dict[str, nn.Parameter], teacher: PreTrainedModel, spec:
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
-        keys, values_ = zip(*(moments.fits[layer].double().split(widths) for layer in group), strict=True)
+        keys, group_values = torch.stack([moments.fits[layer] for layer in group]).double().split(widths, dim=1)
         size = blocks[0].head_dim
         energy = torch.stack([moments.query_energy[layer] for layer in group])
         energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
-        key, factors = shared_keys(torch.stack(keys), moments.covariance, energy)
-        value = shared_values(
-            torch.stack(values_), torch.stack([dense_weight(b.o_proj).double().cpu() for b in blocks]), size
-        )
+        key, factors = shared_keys(keys, moments.covariance, energy)
+        outputs = torch.stack([dense_weight(block.o_proj).double().cpu() for block in blocks])
+        value = shared_values(group_values, outputs, size)
         for projection, fitted in (("k_proj", key), ("v_proj", value)):
             _put(values, f"model.layers.{group.start}.self_attn.{projection}_swiftkv", fitted)
         if len(group) > 1:
