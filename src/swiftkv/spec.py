@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
 
+OURS = ("num_key_value_heads", "early_exit", "own_key_values")  # not published; `swiftkv_*` in a configuration
+
 
 @dataclass(frozen=True)
 class SwiftKVSpec:
@@ -66,14 +68,12 @@ class SwiftKVSpec:
     @classmethod
     def from_config(cls, config: Any) -> SwiftKVSpec:
         """Read the spec from an object with the published field names, such as a SwiftKV configuration."""
-        return cls(
-            num_hidden_layers=config.num_hidden_layers,
-            num_key_value_layers=config.num_key_value_layers,
-            key_value_group_size=config.key_value_group_size,
-            num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
-            early_exit=getattr(config, "swiftkv_early_exit", False),
-            own_key_values=getattr(config, "swiftkv_own_key_values", False),
-        )
+        ours = {name: getattr(config, f"swiftkv_{name}") for name in OURS if hasattr(config, f"swiftkv_{name}")}
+        return cls(config.num_hidden_layers, config.num_key_value_layers, config.key_value_group_size, **ours)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the fields that `from_config` reads."""
+        return {f"swiftkv_{name}" if name in OURS else name: value for name, value in asdict(self).items()}
 
     @property
     def fields(self) -> dict[str, int | None]:

@@ -57,15 +57,7 @@ def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedCo
     layers = fields["num_hidden_layers"]
     if spec.num_hidden_layers != layers:
         raise UserError(f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has {layers}")
-    added = {
-        "swiftkv": True,
-        "num_key_value_layers": spec.num_key_value_layers,
-        "key_value_group_size": spec.key_value_group_size,
-        "swiftkv_num_key_value_heads": spec.num_key_value_heads,
-        "swiftkv_early_exit": spec.early_exit,
-        "swiftkv_own_key_values": spec.own_key_values,
-        "architectures": [classes.causal_lm.__name__],
-    }
+    added = {"swiftkv": True, "architectures": [classes.causal_lm.__name__], **spec.to_config()}
     try:
         return classes.config(**{name: value for name, value in fields.items() if name != "model_type"} | added)
     except ValueError as error:
