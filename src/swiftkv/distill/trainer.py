@@ -32,7 +32,7 @@ from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
-from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
+from swiftkv.models import load_base, load_tokenizer, save_model
 from swiftkv.models.saving import try_saving
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
@@ -117,9 +117,8 @@ def train(
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
     step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
-    save = save_base if spec is None else save_swiftkv
     # Before the ranks are joined: afterwards all but the first would write nothing.
-    try_saving(save, step.student, checkpoint, tokenizer, stored_dtype)
+    try_saving(step.student, checkpoint, tokenizer, stored_dtype)
     start_distributed()
     first = rank() == 0
     if first and not state.checkpoints and state.others:
@@ -174,7 +173,7 @@ def train(
         if stored_dtype != recipe.torch_dtype:
             step.student.to(stored_dtype)
             tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
-        save(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
+        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
     outcome = Training(rows, ranks(), spent, step.attention) if first else None
