@@ -10,11 +10,11 @@ Each token is quantized once, as it enters the cache, keys after RoPE; prefill a
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 
-KV_CACHES = ("auto", "fp8")
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max  # 448
 
@@ -88,11 +88,5 @@ class Fp8Cache(DynamicCache):
 
 
 def new_cache(kv_cache: str, config: PreTrainedConfig, peak: Peak | None = None) -> DynamicCache:
-    """Make an empty cache: `auto` in the model's dtype, or per-token `fp8` with an optional `peak`.
-
-    Raises:
-        ValueError: unknown `kv_cache`.
-    """
-    if kv_cache not in KV_CACHES:
-        raise ValueError(f"KV cache {kv_cache!r} is unknown; use one of {', '.join(KV_CACHES)}")
-    return Fp8Cache(config=config, peak=peak) if kv_cache == "fp8" else DynamicCache(config=config)
+    """Make an empty cache: `auto` in the model's dtype, or per-token `fp8` with an optional `peak`."""
+    return {"auto": DynamicCache, "fp8": partial(Fp8Cache, peak=peak)}[kv_cache](config=config)
