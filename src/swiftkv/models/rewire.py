@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from swiftkv.errors import UserError
 from swiftkv.models.classes import CLASSES
-from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
+from swiftkv.quantize.linear import dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # absent from `to_dict`
@@ -102,10 +102,10 @@ def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[s
     module = getattr(layer.self_attn, projection)
     if module is None:
         return {}
-    if isinstance(module, Float8Linear):
-        bias = {} if module.bias is None else {"bias": module.bias}
-        return {"weight": dense_weight(module, dtype), **bias}
-    return dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
+    if parameters.pop("weight_scale", None) is not None:
+        parameters["weight"] = dense_weight(module, dtype)
+    return parameters
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:
