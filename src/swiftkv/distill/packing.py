@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from swiftkv.chats import CHAT_DATE, Refusals, read_chats, render
+from swiftkv.chats import CHAT_DATE, check_refusals, read_chats, render
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -83,7 +83,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
     Raises:
         UserError: the template refuses more than 1 % of the chats.
     """
-    samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
+    samples, texts, answers, refusals, number = [], [], [], [], 0
 
     def flush() -> None:
         if texts:
@@ -102,14 +102,14 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
         try:
             texts.append(render(tokenizer, chat["messages"], tokenize=False))
         except UserError as error:
-            refusals.add(f"chat {number}: {error}")
+            refusals.append(f"chat {number}: {error}")
             continue
         answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
         if len(texts) == BATCH:
             flush()
     flush()
-    refusals.check(number)
-    return samples, refusals.count
+    check_refusals(refusals, number)
+    return samples, len(refusals)
 
 
 def answer_spans(
