@@ -92,11 +92,9 @@ class Clock:
         self._known = self._saved  # start of the current step
         self._end = None if minutes is None else started + 60 * minutes - min(SPARE, 0.2 * 60 * minutes)
         self._signal: int | None = None
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Clock:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._remember)
+        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
