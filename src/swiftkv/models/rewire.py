@@ -37,7 +37,7 @@ def rewire(
     implementations = {name: getattr(teacher.config, f"_{name}") for name in IMPLEMENTATIONS}
     config = swiftkv_config(teacher.config.to_dict() | implementations, spec)
     with torch.device("meta"):
-        model = CLASSES[teacher.config.model_type].causal_lm(config)
+        model = CLASSES[teacher.config.model_type](config)
     use_float8(model, float8_names(teacher))
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
@@ -52,14 +52,14 @@ def rewire(
 
 def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedConfig:
     """Make the configuration of a rewired model from the fields of the ordinary model's; raises as `rewire`."""
-    if (classes := CLASSES.get(fields["model_type"])) is None:
+    if (causal_lm := CLASSES.get(fields["model_type"])) is None:
         raise UserError(f"SwiftKV cannot rewire a {fields['model_type']!r} model, only {', '.join(sorted(CLASSES))}")
     layers = fields["num_hidden_layers"]
     if spec.num_hidden_layers != layers:
         raise UserError(f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has {layers}")
-    added = {"swiftkv": True, "architectures": [classes.causal_lm.__name__], **spec.to_config()}
+    added = {"swiftkv": True, "architectures": [causal_lm.__name__], **spec.to_config()}
     try:
-        return classes.config(**{name: value for name, value in fields.items() if name != "model_type"} | added)
+        return causal_lm.config_class(**{name: value for name, value in fields.items() if name != "model_type"} | added)
     except ValueError as error:
         raise UserError(f"the SwiftKV spec does not fit the model: {error}") from None
 
@@ -76,7 +76,7 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
         Parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device.
     """
     layers, values = teacher.model.layers, {}
-    attention = CLASSES[teacher.config.model_type].model.attention_class
+    attention = CLASSES[teacher.config.model_type].model_class.attention_class
     for group in spec.groups:
         for layer in group:
             for projection in () if spec.own_key_values else attention.query_projections:
