@@ -150,7 +150,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     def student_only(self) -> bool:
         """Whether the teacher's projections of layers >= l are absent."""
         always = self.attention_class.key_value_projections[0]  # query projections differ between models
-        return any(getattr(layer.self_attn, always) is None for layer in self.upper_layers)
+        return getattr(self.layers[-1].self_attn, always) is None
 
     @merge_with_config_defaults
     @capture_outputs
