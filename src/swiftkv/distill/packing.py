@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from swiftkv.chats import CHAT_DATE, check_refusals, read_chats, render
+from swiftkv.distill.progress import say
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -65,12 +65,11 @@ def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: d
     description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
     write_packed(output, arrays, {**description, "tokenizer": origin, "refused": refused, **counts})
     filled = counts["tokens"] / arrays["input_ids"].size
-    print(
+    say(
         f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "
         f"({filled:.1%} full), {counts['assistant_tokens']} the assistant's; left out: "
         f"{counts['too_long']} of more than {longest} tokens, {refused} refused, {counts['empty']} empty, "
-        f"{counts['not_needed']} not needed",
-        file=sys.stderr,
+        f"{counts['not_needed']} not needed"
     )
 
 

@@ -26,6 +26,11 @@ INTERVAL = 20.0  # seconds between two lines of progress
 SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the job
 
 
+def say(sentence: str) -> None:
+    """Print a line on stderr."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
 class LossLog:
     """CSV log with one row per step, flushed at once; losses have all their digits."""
 
@@ -68,7 +73,7 @@ class Progress:
         clock = datetime.timedelta(seconds=round(left if done < self.total else elapsed))
         time_said = f"{clock} left" if done < self.total else f"{clock} in all"
         parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), time_said]
-        print(", ".join(parts), file=sys.stderr, flush=True)
+        say(", ".join(parts))
 
 
 class Clock:

@@ -8,7 +8,6 @@ import gc
 import math
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections import Counter
@@ -25,7 +24,7 @@ from swiftkv.distill.attention import choose
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, say
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
@@ -318,7 +317,3 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, its maximum
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
-
-
-def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
