@@ -107,7 +107,8 @@ class DistillationStep(Step):
                 state = decoder.state(lower_hidden, position_ids, **arguments)
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
-                teacher_compared = self._compared(inner, teacher_hidden)
+                if collect:
+                    teacher_compared = self._compared(inner, teacher_hidden)
         self.set_mode()
         flat_weights = counted = weights.flatten()
         if assistant_mask is not None:
@@ -134,10 +135,8 @@ class DistillationStep(Step):
         loss = recipe.logits_weight * (logits_loss + early_exit_loss) + recipe.hidden_state_weight * hidden_loss
         return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
-    def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
+    def _compared(self, inner: tuple[torch.Tensor, ...], final: torch.Tensor) -> torch.Tensor:
         """Pick the hidden states that the recipe compares."""
-        if self.compared_state is None:
-            return None
         return (*inner, final)[self.compared_state - self.student.spec.num_key_value_layers]
 
 
