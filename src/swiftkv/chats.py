@@ -18,28 +18,18 @@ TEMPLATE_ARGUMENTS = {"strftime_now": CHAT_DATE.strftime}
 MOST_REFUSED = 0.01
 
 
-class Refusals:
-    """Counts chats that are left out because something refuses them, and keeps the first one's sentence."""
+def check_refusals(refusals: list[str], total: int) -> None:
+    """Print how many of `total` chats are left out because something refuses them, and the first reason, if any.
 
-    def __init__(self) -> None:
-        self.count, self.first = 0, ""
-
-    def add(self, sentence: str) -> None:
-        """Count one more, refused for the reason in `sentence`."""
-        self.count += 1
-        self.first = self.first or sentence
-
-    def check(self, total: int) -> None:
-        """Print how many of `total` chats are left out, if any.
-
-        Raises:
-            UserError: more than 1 % of them.
-        """
-        said = f"{self.count} of {total} chats are left out; the first: {self.first}"
-        if self.count > MOST_REFUSED * total:
-            raise UserError(f"{said}. At most {MOST_REFUSED:.0%} may be: correct the data, or its entry in the config")
-        if self.count:
-            print(said, flush=True)
+    Raises:
+        UserError: more than 1 % of them.
+    """
+    if not refusals:
+        return
+    said = f"{len(refusals)} of {total} chats are left out; the first: {refusals[0]}"
+    if len(refusals) > MOST_REFUSED * total:
+        raise UserError(f"{said}. At most {MOST_REFUSED:.0%} may be: correct the data, or its entry in the config")
+    print(said, flush=True)
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> Any:
@@ -115,13 +105,13 @@ def draw_documents(
         with contextlib.suppress(UserError):
             tokenized.append(tokenize_chat(tokenizer, chat["messages"], longest))
     if len(tokenized) < len(chats):  # a draw is too small to tell how many it refuses
-        refusals = Refusals()
+        refusals = []
         for number, chat in enumerate(read_chats(path), 1):
             try:
                 render(tokenizer, chat["messages"], tokenize=False)
             except UserError as error:
-                refusals.add(f"chat {number}: {error}")
-        refusals.check(number)
+                refusals.append(f"chat {number}: {error}")
+        check_refusals(refusals, number)
         if not tokenized:
             raise UserError(f"the chat template refuses all of the few chats drawn from {path}; draw more")
     return tokenized, {"chats": Path(path).name, "sources": sorted({chat.get("source", "") for chat in chats})}

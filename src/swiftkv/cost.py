@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swiftkv.architectures import Architecture, architecture, check_latent_heads, has_bias
+from swiftkv.architectures import Architecture, architecture, has_bias, key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -60,8 +60,9 @@ class Experts:
 class Dimensions:
     """Dimensions of a decoder.
 
-    `windows` has one entry per layer: the sliding window in tokens, or None for full causal attention. `experts` is None
-    if all layers are dense.
+    `head_dim` is the size of a head's queries and keys, `v_head_dim` that of its values; `q_lora_rank` is 0 if queries have
+    no latent. `windows` has one entry per layer: the sliding window in tokens, or None for full causal attention. `experts`
+    is None if all layers are dense.
     """
 
     hidden_size: int
@@ -70,6 +71,8 @@ class Dimensions:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    v_head_dim: int
+    q_lora_rank: int
     vocab_size: int
     windows: tuple[int | None, ...]
     experts: Experts | None
@@ -90,26 +93,28 @@ class Dimensions:
         for field in (*sizes, *((row.experts, *_EXPERTS) if row.experts else ())):
             if not isinstance(config.get(field), int) or config[field] < 1:
                 raise UserError(f"the model config has {field} = {config.get(field)!r}, not a positive integer")
-        heads = config["num_attention_heads"]
-        latent = {"q_lora_rank": config.get("q_lora_rank") or 0} if row.latent else {}
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        if row.latent:
+            head_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
         return (LatentDimensions if row.latent else Dimensions)(
-            **{field: config[field] for field in sizes},
-            **latent,
+            **{"v_head_dim": head_dim} | {field: config[field] for field in sizes},
+            q_lora_rank=config.get("q_lora_rank") or 0,
             experts=Experts.from_config(config, row.experts) if row.experts else None,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            num_key_value_heads=key_value_heads(config),
+            head_dim=head_dim,
             windows=_windows(row, config),
         )
 
     @property
     def query_weights(self) -> int:
-        """Weights of one layer's query projection."""
-        return self.hidden_size * self.num_attention_heads * self.head_dim
+        """Weights of one layer's query projection, or of both with a latent."""
+        outputs = self.num_attention_heads * self.head_dim
+        return self.q_lora_rank * (self.hidden_size + outputs) if self.q_lora_rank else self.hidden_size * outputs
 
     @property
     def output_weights(self) -> int:
         """Weights of one layer's output projection."""
-        return self.query_weights
+        return self.num_attention_heads * self.v_head_dim * self.hidden_size
 
     def key_value_weights(self, heads: int | None = None) -> tuple[int, int]:
         """Weights of one layer's key and value projections with `heads` KV heads; None means `num_key_value_heads`."""
@@ -128,7 +133,7 @@ class Dimensions:
     @property
     def pair_flops(self) -> int:
         """Attention FLOPs per pair of query and key, over all heads of a layer."""
-        return 4 * self.num_attention_heads * self.head_dim
+        return 2 * self.num_attention_heads * (self.head_dim + self.v_head_dim)
 
     def cached(self, heads: int | None = None) -> int:
         """Numbers per token in one layer's KV cache; `heads` as in `key_value_weights`."""
@@ -139,33 +144,17 @@ class Dimensions:
 class LatentDimensions(Dimensions):
     """Dimensions of a decoder with latent attention (DeepSeek-V2); names as in config.json.
 
-    The cache holds the latent and the rotary key. Keys and values are counted as expanded once per token. `q_lora_rank` is
-    0 if queries have no latent.
+    The cache holds the latent and the rotary key. Keys and values are counted as expanded once per token.
     """
 
-    q_lora_rank: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
-    v_head_dim: int
-
-    @property
-    def query_weights(self) -> int:
-        rows = self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        return self.q_lora_rank * (self.hidden_size + rows) if self.q_lora_rank else self.hidden_size * rows
-
-    @property
-    def output_weights(self) -> int:
-        return self.num_attention_heads * self.v_head_dim * self.hidden_size
 
     def key_value_weights(self, heads: int | None = None) -> tuple[int, int]:
         """See `Dimensions`; the projection to latent and rotary key counts as the keys'."""
         expansion = self.kv_lora_rank * self.num_attention_heads
         return self.hidden_size * self.cached() + expansion * self.qk_nope_head_dim, expansion * self.v_head_dim
-
-    @property
-    def pair_flops(self) -> int:
-        return 2 * self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
 
     def cached(self, heads: int | None = None) -> int:
         return self.kv_lora_rank + self.qk_rope_head_dim
@@ -182,18 +171,8 @@ def _windows(row: Architecture, config: Mapping[str, Any]) -> tuple[int | None, 
 
 
 def _resolve(arch: Dimensions, spec: SwiftKVSpec | None) -> SwiftKVSpec:
-    """Return `spec` after checking that it fits the model; None, the unchanged model, becomes l = L.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    layers = arch.num_hidden_layers
-    if spec is None:
-        return SwiftKVSpec(layers, layers)
-    if spec.num_hidden_layers != layers:
-        raise ValueError(f"it is for {spec.num_hidden_layers} layers, but the model has {layers}")
-    check_latent_heads(isinstance(arch, LatentDimensions), spec.num_key_value_heads)
-    return spec
+    """Return `spec`; None, the unchanged model, becomes l = L."""
+    return spec or SwiftKVSpec(arch.num_hidden_layers, arch.num_hidden_layers)
 
 
 def _visible(tokens: int, window: int | None) -> int:

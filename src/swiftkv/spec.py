@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
+
+OURS = ("num_key_value_heads", "early_exit", "own_key_values")  # not published; `swiftkv_*` in a configuration
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,12 @@ class SwiftKVSpec:
     own_key_values: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_hidden_layers", "num_key_value_layers", "key_value_group_size"):
-            _require_integer(name, getattr(self, name))
+        for field in fields(self):
+            value, kind = getattr(self, field.name), bool if field.default is False else int
+            if type(value) is not kind and not (value is field.default is None):
+                raise ValueError(
+                    f"{field.name} is {value!r}, but must be {'true or false' if kind is bool else 'a whole number'}"
+                )
         total, ordinary, group = self.num_hidden_layers, self.num_key_value_layers, self.key_value_group_size
         if total < 1:
             raise ValueError(f"num_hidden_layers is {total}, but a model has at least 1 layer")
@@ -49,13 +55,8 @@ class SwiftKVSpec:
                 f"key_value_group_size is {group}, but must lie between 1 and {largest}, "
                 f"as {total - ordinary} of the {total} layers take SwiftKV keys and values"
             )
-        if self.num_key_value_heads is not None:
-            _require_integer("num_key_value_heads", self.num_key_value_heads)
-            if self.num_key_value_heads < 1:
-                raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
-        for name in ("early_exit", "own_key_values"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be true or false")
+        if self.num_key_value_heads is not None and self.num_key_value_heads < 1:
+            raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
         if self.own_key_values and (group > 1 or self.num_key_value_heads is not None or self.early_exit):
             raise ValueError(
                 "own_key_values needs a cache for every layer, with the model's own heads, and no early exit: "
@@ -67,14 +68,12 @@ class SwiftKVSpec:
     @classmethod
     def from_config(cls, config: Any) -> SwiftKVSpec:
         """Read the spec from an object with the published field names, such as a SwiftKV configuration."""
-        return cls(
-            num_hidden_layers=config.num_hidden_layers,
-            num_key_value_layers=config.num_key_value_layers,
-            key_value_group_size=config.key_value_group_size,
-            num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
-            early_exit=getattr(config, "swiftkv_early_exit", False),
-            own_key_values=getattr(config, "swiftkv_own_key_values", False),
-        )
+        ours = {name: getattr(config, f"swiftkv_{name}") for name in OURS if hasattr(config, f"swiftkv_{name}")}
+        return cls(config.num_hidden_layers, config.num_key_value_layers, config.key_value_group_size, **ours)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the fields that `from_config` reads."""
+        return {f"swiftkv_{name}" if name in OURS else name: value for name, value in asdict(self).items()}
 
     @property
     def fields(self) -> dict[str, int | None]:
@@ -112,8 +111,3 @@ class SwiftKVSpec:
         heads = self.num_key_value_heads or teacher_heads
         kept = self.num_key_value_layers * teacher_heads + len(self.groups) * heads
         return float(1 - Fraction(kept, self.num_hidden_layers * teacher_heads))
-
-
-def _require_integer(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} is {value!r}, but must be a whole number")

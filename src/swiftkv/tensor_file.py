@@ -17,25 +17,24 @@ from safetensors.torch import save_file
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 
-KINDS = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}  # dtype -> safetensors' name and bytes per number
+KINDS = {torch.bfloat16: "BF16", torch.float32: "F32"}  # safetensors' names
 
 
 def header(
-    shapes: dict[str, tuple[int, ...]], dtype: str, description: dict[str, Any] | None = None
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, description: dict[str, Any] | None = None
 ) -> tuple[bytes, dict[str, int], int]:
     """Make the header of a file with tensors of these shapes, in this order.
 
     Returns:
         The header's bytes, each tensor's offset in the file, and the size of the file.
     """
-    code, size = KINDS[dtype]
     content: dict[str, Any] = {}
     if description is not None:
         content["__metadata__"] = {"description": json.dumps(description, sort_keys=True)}
     starts, end = {}, 0
     for name, shape in shapes.items():
-        starts[name], end = end, end + math.prod(shape) * size
-        content[name] = {"dtype": code, "shape": list(shape), "data_offsets": [starts[name], end]}
+        starts[name], end = end, end + math.prod(shape) * dtype.itemsize
+        content[name] = {"dtype": KINDS[dtype], "shape": list(shape), "data_offsets": [starts[name], end]}
     text = json.dumps(content).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
@@ -51,7 +50,7 @@ def save(path: Path, tensors: dict[str, torch.Tensor], description: dict[str, An
 def write(tensors: dict[str, torch.Tensor], path: Path) -> str:
     """Write contiguous float32 tensors to disk atomically and return the file's SHA-256, computed while writing."""
     scratch, total = path.with_suffix(".part"), hashlib.sha256()
-    begin, _, _ = header({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
+    begin, _, _ = header({name: tuple(tensor.shape) for name, tensor in tensors.items()}, torch.float32)
     try:
         with scratch.open("wb") as file:
             for part in (begin, *(tensor.flatten().numpy() for tensor in tensors.values())):

@@ -14,7 +14,7 @@ from tests.conftest import GGUF, tiny_teacher
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_any, rewire, save_swiftkv
+from swiftkv.models import load_any, rewire, save_model
 from swiftkv.spec import SwiftKVSpec
 
 if importlib.util.find_spec("vllm") is None:
@@ -105,7 +105,7 @@ def checkpoint(tmp_path_factory, tokenizer):
             for parameter in model.swiftkv_parameters().values():  # away from the teacher's, as after training
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.data += 0.3 * parameter.data.std().nan_to_num(1.0) * noise
-            save_swiftkv(model, made[key], keep_teacher_qkv=keep_teacher_qkv, tokenizer=tokenizer)
+            save_model(model, made[key], keep_teacher_qkv=keep_teacher_qkv, tokenizer=tokenizer)
         return made[key]
 
     return make

@@ -13,7 +13,7 @@ from tests.serve.conftest import QWEN2, difference
 
 from pipeline.measure.engine import Unsupported, require_fp8_cache
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.models import load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec
 
 pytestmark = pytest.mark.thorough
@@ -58,7 +58,7 @@ def folders(checkpoint, plain, tokenizer, tmp_path_factory):
     # Distillation of an FP8 model saves its weights, and the new projections quantized with them.
     quantize(checkpoint("llama", None, **SMALL), new / "base", new / "base-plain")
     model = rewire(load_base(new / "base", torch.float32), SwiftKVSpec(4, 2, 2))
-    save_swiftkv(model, new / "distilled", tokenizer=tokenizer)
+    save_model(model, new / "distilled", tokenizer=tokenizer)
     made["distilled in float8"] = new / "distilled"
     for name in FOUR_BITS:
         made[name] = new / name

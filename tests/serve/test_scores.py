@@ -18,7 +18,7 @@ from pipeline.score.run import lm_eval_samples, measure_scores, read_off
 from pipeline.score.served import MAX_GEN_TOKS
 from pipeline.score.tasks import build_benchmark
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.models import load_any, load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec
 
 pytestmark = pytest.mark.thorough
@@ -80,7 +80,7 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     folder, task = tmp_path / "student", ARC
     engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
     student = rewire(load_base(smollm2, torch.float32), spec)  # so near the teacher that it answers
-    save_swiftkv(student, folder, tokenizer=tokenizer)
+    save_model(student, folder, tokenizer=tokenizer)
     source = {key: None for key in ("kind", "id", "revision", "resolved")}
     source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
     write_json(tmp_path / "source.json", source)

@@ -45,7 +45,7 @@ def config(model):
 
 def checkpoint(model, form):
     """Names and tensors; a tensor of a quantized layer is a number of its own."""
-    unused, made = model.model.teacher_projection_names(prefix="model."), {}
+    unused, made = model.teacher_projection_names(), {}
     for name, tensor in saved(model).items():
         module, _, kind = name.rpartition(".")
         if name in unused:

@@ -182,7 +182,7 @@ def plain_adamw(inputs, recipe, trained, steps, parts_of):
     rows, trained = PackedRows(inputs / "packed.safetensors"), list(trained)
     masters = [parameter.detach().float().requires_grad_() for parameter in trained]
     optimizer = torch.optim.AdamW(masters, betas=(0.9, recipe.adam_beta2), weight_decay=recipe.weight_decay)
-    order, found = Loop(None, recipe, rows, None, steps, 1, 0, 2), []
+    order, found = Loop(None, recipe, rows, None, steps), []
     for number in range(steps):
         optimizer.zero_grad()
         found.append(0.0)

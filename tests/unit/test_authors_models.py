@@ -15,7 +15,7 @@ from tests.programs import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss
-from swiftkv.models import load_swiftkv, rewire, save_swiftkv
+from swiftkv.models import load_swiftkv, rewire, save_model
 from swiftkv.models.rewire import start_values
 from swiftkv.spec import SwiftKVSpec
 
@@ -49,7 +49,7 @@ def test_states_losses_and_gradients_of_a_saved_checkpoint(golden, tmp_path):
     found, base, spec = golden
     rewired = rewire(base, spec)
     assert not rewired.load_state_dict(found["student"], strict=False).unexpected_keys
-    save_swiftkv(rewired, tmp_path / "saved")
+    save_model(rewired, tmp_path / "saved")
     student = load_swiftkv(tmp_path / "saved", torch.float32).requires_grad_(False)
     trained = student.swiftkv_parameters()
     assert all(torch.equal(parameter, found["student"][name]) for name, parameter in trained.items())

@@ -19,7 +19,7 @@ from tests.programs import ROOT, run
 
 from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
-from swiftkv.distill.step import make_step
+from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
 
 GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
@@ -126,7 +126,7 @@ def test_limits_of_speed_lie_below_those_of_the_flops():
 
 def test_a_wrong_mask_changes_the_loss(tmp_path, monkeypatch):
     recipe, rows = make_recipe(TINY.row), make_rows(tmp_path / "rows", TINY.row, TINY.large["vocab_size"], 1)
-    step = make_step(random_model(TINY.large), half(TINY.large), recipe)
+    step = DistillationStep(random_model(TINY.large), half(TINY.large), recipe)
     found = {"recompiled": 0, "tokens_per_second": 1.0, "peak_tflops": None, "peak_gib": None}
     assert gpu_checks.judge_training(found | {"losses": gpu_checks.kernel_losses(step, recipe, rows)})[0]
     monkeypatch.setattr(attention, "sample_lengths", lambda position_ids: [position_ids.numel()])

@@ -100,7 +100,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change, 
     if not change.get("train_norm", True):
         expected.remove("model.norm_swiftkv.weight")
     if change.get("train") == "upper_layers":
-        unused = step.student.model.teacher_projection_names(prefix="model.")
+        unused = step.student.teacher_projection_names()
         expected |= {
             name
             for name, _ in step.student.named_parameters()
@@ -219,7 +219,7 @@ def run(time, clock, step, save, steps=10**5):
     saved = []
     for _ in range(steps):
         time.now += step
-        due, stop = clock.ask("cpu", 1)
+        due, stop = clock.ask("cpu")
         if due:
             time.now += save
             clock.saved()
@@ -254,7 +254,7 @@ def test_states_take_at_most_a_part_of_the_time(time):
 def test_control_c_waits_for_the_state_and_a_second_one_does_not():
     with Clock(20) as clock:
         signal.raise_signal(signal.SIGINT)
-        assert clock.ask("cpu", 1) == (True, "by SIGINT")
+        assert clock.ask("cpu") == (True, "by SIGINT")
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

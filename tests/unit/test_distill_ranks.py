@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, mean_loss, plain_adamw, train
 
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import make_step
+from swiftkv.distill.step import DistillationStep
 from swiftkv.models import load_base
 from swiftkv.spec import SwiftKVSpec
 
@@ -31,7 +31,7 @@ def test_two_ranks_that_share_experts_are_plain_torch(tmp_path):
 def are_plain_torch(inputs, folder, changes, of_loss, of_gradient):
     train(inputs, folder, spec=EXIT, recipe=changes, ranks=2)
     recipe = Recipe.from_dict(RECIPE | changes)
-    step = make_step(load_base(inputs / "model", recipe.torch_dtype), SwiftKVSpec(**EXIT), recipe)
+    step = DistillationStep(load_base(inputs / "model", recipe.torch_dtype), SwiftKVSpec(**EXIT), recipe)
     trained = {name: parameter for name, parameter in step.named_parameters() if parameter.requires_grad}
     expected, optimizer = plain_adamw(inputs, recipe, trained.values(), STEPS, mean_loss(step, 1))
     assert losses(folder) == pytest.approx(expected, rel=of_loss)

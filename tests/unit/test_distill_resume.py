@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from pipeline.training import gpus_of
 from swiftkv import device
-from swiftkv.distill.progress import Machines
 from swiftkv.io import read_json
 
 pytestmark = pytest.mark.thorough
@@ -147,13 +145,6 @@ def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_ag
     assert again.returncode != 0 and again.stderr.strip().splitlines() == [sentence]
 
 
-def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch):
+def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on():
     """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
-    spent, seconds = {"seconds": 0.0}, 0.0
-    for gpus, name, hours in ((8, "A100", 1), (4, "H100", 2)):
-        monkeypatch.setattr("swiftkv.distill.progress.accelerator", lambda name=name: name)
-        machines = Machines(spent, gpus)
-        seconds += 3600.0 * hours
-        machines.add(3600.0 * hours)
-        spent = {"seconds": seconds, "machines": json.loads(json.dumps(machines.spent))}
-    assert gpus_of(machines.spent) == (16 / 3, "A100/H100")
+    assert gpus_of([[8, "A100", 3600.0], [4, "H100", 7200.0]]) == (16 / 3, "A100/H100")

@@ -169,10 +169,10 @@ def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantiza
 
 
 def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path):
-    from swiftkv.models import save_swiftkv
+    from swiftkv.models import save_model
 
     model = tiny_swiftkv("llama", num_key_value_layers=3, key_value_group_size=2)
-    save_swiftkv(model.to(torch.bfloat16), tmp_path / "trained")
+    save_model(model.to(torch.bfloat16), tmp_path / "trained")
     trained = read_json(tmp_path / "trained/config.json")
     ordinary = {k: v for k, v in trained.items() if not k.startswith(("swiftkv", "num_key_value_layers", "key_value"))}
     ordinary |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}

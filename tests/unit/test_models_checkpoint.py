@@ -13,7 +13,7 @@ from tests.unit.distill_helpers import ROOT, tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
+from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_model
 from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -29,8 +29,8 @@ def test_save_and_load(architecture, dtype, tmp_path, tokens, capfd):
     model = tiny_swiftkv(architecture, 2, 3, 2, dtype=dtype)
     teacher, student, expected = tmp_path / "teacher", tmp_path / "student", model(tokens).logits
     model.config.swiftkv = False  # the file is the student's whatever mode the model is in
-    save_swiftkv(model, teacher)
-    save_swiftkv(model, student, keep_teacher_qkv=False)
+    save_model(model, teacher)
+    save_model(model, student, keep_teacher_qkv=False)
     assert model.config.swiftkv is False
     left, kept = (load_file(folder / "model.safetensors").keys() for folder in (student, teacher))
     attention = re.compile(r"model\.layers\.[2-5]\.self_attn\.(?!o_proj)\w+(?<!_swiftkv)\.")
@@ -72,7 +72,7 @@ def test_a_checkpoint_on_its_teacher_is_the_checkpoint(architecture, changed, tm
     names = {name for name in student.state_dict() for part in changed if part in name}
     for name in names:
         student.get_parameter(name).mul_(1.5)
-    save_swiftkv(student, tmp_path / "student")
+    save_model(student, tmp_path / "student")
     base = load_base(tmp_path / "base", dtype)
     shared, alone = load_sharing(tmp_path / "student", base), load_swiftkv(tmp_path / "student", dtype)
     assert torch.equal(shared(tokens).logits, alone(tokens).logits) and not shared.training
@@ -88,8 +88,8 @@ def test_generation_settings_that_transformers_refuses_to_write_are_kept(setting
     tiny_teacher().save_pretrained(tmp_path / "base")
     write_json(tmp_path / "base/generation_config.json", settings | {"eos_token_id": 2})
     base = load_base(tmp_path / "base")
-    save_base(base, tmp_path / "tuned")
-    save_swiftkv(rewire(base, SwiftKVSpec(6, 3)), tmp_path / "rewired")
+    save_model(base, tmp_path / "tuned")
+    save_model(rewire(base, SwiftKVSpec(6, 3)), tmp_path / "rewired")
     for name in ("tuned", "rewired"):
         assert (settings | {"eos_token_id": 2}).items() <= read_json(tmp_path / name / "generation_config.json").items()
         assert load_any(tmp_path / name).generation_config.to_dict() == base.generation_config.to_dict()
@@ -97,7 +97,7 @@ def test_generation_settings_that_transformers_refuses_to_write_are_kept(setting
 
 @torch.no_grad()
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    save_swiftkv(tiny_swiftkv(), tmp_path / "student")
+    save_model(tiny_swiftkv(), tmp_path / "student")
     with refused("another shape"):
         load_sharing(tmp_path / "student", tiny_teacher(intermediate_size=80))
     with refused("has 8"):
@@ -214,11 +214,11 @@ def test_no_weights_are_made_up(tmp_path):
 
 def test_interrupted_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     model = tiny_swiftkv()
-    save_swiftkv(model, tmp_path / "saved")
+    save_model(model, tmp_path / "saved")
     before = {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()}
     monkeypatch.setattr(type(model), "save_pretrained", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
-        save_swiftkv(model, tmp_path / "saved")
+        save_model(model, tmp_path / "saved")
     assert {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()} == before
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 
@@ -227,8 +227,8 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = lines.replace("num_hidden_layers=16", "num_hidden_layers=6").replace("value_layers=8", "value_layers=3")
     monkeypatch.chdir(tmp_path)
-    save_swiftkv(tiny_swiftkv(), re.search('folder = "(.*)"', lines)[1], tokenizer=tokenizer())
-    save_base(tiny_teacher(), re.search('load_base."(.*)"', lines)[1])
+    save_model(tiny_swiftkv(), re.search('folder = "(.*)"', lines)[1], tokenizer=tokenizer())
+    save_model(tiny_teacher(), re.search('load_base."(.*)"', lines)[1])
     exec(lines, {})
     assert load_swiftkv("rewired").config.num_key_value_layers == 3
 
@@ -246,7 +246,7 @@ def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_
     assert model.spec == SwiftKVSpec(6, 3, group)
     with torch.no_grad():
         assert model(tokens).logits.isfinite().all()
-    save_swiftkv(model, tmp_path / "ours")
+    save_model(model, tmp_path / "ours")
     saved, ours = load_file(tmp_path / "ours" / "model.safetensors"), read_json(tmp_path / "ours" / "config.json")
     assert saved.keys() == weights.keys()
     for tensor, weight in weights.items():

@@ -8,7 +8,7 @@ from tests.quantized import GROUP, NUMBERS, QUANTIZATION, quantize
 from torch.testing import assert_close
 
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_model
 from swiftkv.quantize.kv_cache import new_cache, round_trip
 from swiftkv.quantize.kv_cache import quantize as quantize_states
 from swiftkv.quantize.linear import Float8Linear, dense_weight
@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def student_folder(folders):
-    save_swiftkv(as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)), folders / "student")
+    save_model(as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)), folders / "student")
     return folders / "student"
 
 

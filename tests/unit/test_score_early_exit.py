@@ -12,7 +12,7 @@ from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models import load_base, load_swiftkv, rewire, save_model
 from swiftkv.models.early_exit import early_logits
 
 EXIT = replace(SPEC, early_exit=True)
@@ -27,7 +27,7 @@ def place(tmp_path, source):
     model = rewire(load_base(tmp_path / "checkpoint"), EXIT)
     with torch.no_grad():
         model.early_exit_head_swiftkv.weight.mul_(2)
-    save_swiftkv(model, tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    save_model(model, tmp_path / "swiftkv", tokenizer=byte_tokenizer())
     return source, write_chats(tmp_path / "heldout.jsonl"), tmp_path / "swiftkv", tmp_path / "out.json"
 
 
@@ -103,7 +103,7 @@ def test_the_record(place):
 
 def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
-    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")
+    save_model(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")
     with refused("plain has no early exit head; train a variant with early_exit: true"):
         measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, EarlyExit(**SETTINGS), output)
     with refused("of another spec"):

@@ -15,7 +15,7 @@ from pipeline.sources import TOKENIZER_FILES
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.io import read_json, write_json
-from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
+from swiftkv.models import load_base, load_swiftkv, rewire, save_model
 from swiftkv.quantize.kv_cache import new_cache
 
 DRAW = Fidelity(documents=5, max_length=40, seed=0)
@@ -48,7 +48,7 @@ def place(tmp_path, source, monkeypatch):
     """source.json, chats, and a checkpoint with the start values; positions are compared in several parts."""
     monkeypatch.setattr("pipeline.score.fidelity.POSITIONS", 7)
     teacher = load_base(tmp_path / "checkpoint")
-    save_swiftkv(rewire(teacher, SPEC), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    save_model(rewire(teacher, SPEC), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
     return source, write_chats(tmp_path / "heldout.jsonl"), tmp_path / "swiftkv", tmp_path / "out.json"
 
 
@@ -108,7 +108,7 @@ def test_answers_with_their_own_keys_and_values_are_compared_as_they_are_generat
     source, chats, _, output = place
     spec, checkpoint = replace(SPEC, key_value_group_size=1, own_key_values=True), output.parent / "own"
     teacher = load_base(source.parent / "checkpoint")
-    save_swiftkv(rewire(teacher, spec), checkpoint, tokenizer=byte_tokenizer())
+    save_model(rewire(teacher, spec), checkpoint, tokenizer=byte_tokenizer())
     result = measure_fidelity(source, checkpoint, "own", spec, kv_cache, chats, WHOLE, output)["result"]
     assert not {"kl", "perplexity", "chats"} & result.keys()
     student, total, tokens = load_swiftkv(checkpoint), 0.0, 0
@@ -127,7 +127,7 @@ def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_pa
     tuned = tiny_teacher(**SHAPE)
     with torch.no_grad():
         tuned.lm_head.weight.mul_(1.1)
-    save_base(tuned, tmp_path / "tuned")
+    save_model(tuned, tmp_path / "tuned")
     record = measure_fidelity(source, tmp_path / "tuned", "fine-tuned", None, "auto", chats, DRAW, output)
     assert (record["weights"], record["spec"], record["result"]["start"]) == ("trained", None, None)
     models = load_base(tmp_path / "checkpoint"), load_base(tmp_path / "tuned")
@@ -160,7 +160,7 @@ def test_too_few_gpus_are_one_sentence(place, monkeypatch):
 def released(tmp_path):
     """A checkpoint as someone else would publish it."""
     folder = tmp_path / "released"
-    save_swiftkv(
+    save_model(
         tiny_swiftkv(num_key_value_layers=3, key_value_group_size=2, **SHAPE), folder, tokenizer=byte_tokenizer()
     )
     return folder

@@ -16,7 +16,7 @@ from pipeline.config.settings import Prompts
 from pipeline.score import reading
 from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, shares_lower, tasks
 from swiftkv.io import read_json
-from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.models import load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec
 
 SETTINGS = Prompts(items=5, among=2, induction=[40], retrieval=[60], synthetic=2, seed=1)
@@ -127,7 +127,7 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
     assert members[0]["tasks"]["squad"]["kl"] == [0.0] * 5
     assert [len(weights) for weights in whole["result"]["heads"].values()] == [6, 6]
     spec = SwiftKVSpec(6, 4)
-    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), spec), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    save_model(rewire(load_base(tmp_path / "checkpoint"), spec), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
     record = measure_reading(
         source, questions, "v", SETTINGS, tmp_path / "v.json", checkpoint=tmp_path / "swiftkv", spec=spec
     )

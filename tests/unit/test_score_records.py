@@ -20,7 +20,7 @@ from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.served import check_task
 from pipeline.score.tasks import build_benchmark, read_table
 from swiftkv.io import read_json
-from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.models import load_base, rewire, save_model
 
 
 def score(source, name, task, **changes):
@@ -130,7 +130,7 @@ def test_columns_are_made_of_the_record(tmp_path):
 def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     checkpoint = tmp_path / "swiftkv"
     model = rewire(load_base(tmp_path / "checkpoint"), SPEC)
-    save_swiftkv(model, checkpoint, tokenizer=byte_tokenizer())
+    save_model(model, checkpoint, tokenizer=byte_tokenizer())
     examples = []
     for kv_cache in ("auto", "fp8"):
         record = score(source, "winogrande", TASKS["winogrande"], checkpoint=checkpoint, spec=SPEC, kv_cache=kv_cache)

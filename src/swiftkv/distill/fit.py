@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from swiftkv.architectures import architecture, check_fit
 from swiftkv.distill.moments import Moments
-from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.spec import SwiftKVSpec
@@ -21,19 +20,17 @@ from swiftkv.spec import SwiftKVSpec
 
 @torch.no_grad()
 def fitted_values(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments) -> dict[str, nn.Parameter]:
-    """Compute fitted start values from the teacher's moments for the l of `spec`.
+    """Compute fitted start values from the teacher's moments for the l of `spec`, which keeps the KV heads.
 
     Returns:
         As `start_values`. Queries differ from the teacher's only in AcrossKV groups, norm_swiftkv never. An early exit head
         is lm_head composed with the regression of the final normed hidden states on s.
 
     Raises:
-        UserError: `spec` changes the KV heads or groups layers of latent attention, or the model normalizes its keys.
+        UserError: `spec` groups layers of latent attention, or the model normalizes its keys.
     """
     row = architecture(teacher.config.model_type)
     check_fit(teacher.config.model_type, spec.key_value_group_size)
-    if spec.num_key_value_heads not in (None, teacher.config.num_key_value_heads):
-        raise UserError("a fitted start keeps the model's own number of key/value heads; use start: copied")
     values = start_values(teacher, spec)
     if not spec.groups:
         return values
@@ -54,14 +51,13 @@ def _fit_groups(values: dict[str, nn.Parameter], teacher: PreTrainedModel, spec:
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
-        keys, values_ = zip(*(moments.fits[layer].double().split(widths) for layer in group), strict=True)
+        keys, group_values = torch.stack([moments.fits[layer] for layer in group]).double().split(widths, dim=1)
         size = blocks[0].head_dim
         energy = torch.stack([moments.query_energy[layer] for layer in group])
         energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
-        key, factors = shared_keys(torch.stack(keys), moments.covariance, energy)
-        value = shared_values(
-            torch.stack(values_), torch.stack([dense_weight(b.o_proj).double().cpu() for b in blocks]), size
-        )
+        key, factors = shared_keys(keys, moments.covariance, energy)
+        outputs = torch.stack([dense_weight(block.o_proj).double().cpu() for block in blocks])
+        value = shared_values(group_values, outputs, size)
         for projection, fitted in (("k_proj", key), ("v_proj", value)):
             _put(values, f"model.layers.{group.start}.self_attn.{projection}_swiftkv", fitted)
         if len(group) > 1:
@@ -115,8 +111,7 @@ def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) ->
 def turn_queries(projection: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Multiply a query weight or bias, float64 [heads * head size, ...], by complex factors [KV heads, head size / 2]."""
     shared, half = factors.shape
-    pairs = projection.flatten(1) if projection.dim() > 1 else projection[:, None]
-    pairs = pairs.unflatten(0, (-1, 2, half))
+    pairs = projection.reshape(-1, 2, half, projection[0].numel())
     turned = torch.complex(pairs[:, 0], pairs[:, 1])
     turned = turned * factors.conj().repeat_interleave(len(turned) // shared, dim=0)[..., None]
     return torch.stack([turned.real, turned.imag], dim=1).flatten(0, 2).reshape(projection.shape)

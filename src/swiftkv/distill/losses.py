@@ -9,6 +9,9 @@ CPU's cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 ROWS = 256  # reaches full matrix-product speed
@@ -36,12 +39,15 @@ def distillation_loss(
     Returns:
         Float32 scalar.
     """
-    return _HeadLoss.apply(student, head, weights, _Distillation(teacher, temperature, teacher_head))
+    teacher_head = head if teacher_head is None else teacher_head
+    return _HeadLoss.apply(
+        student, head, weights, lambda rows: teacher[rows] @ teacher_head.T, partial(_divergence, temperature)
+    )
 
 
 def lm_loss(student: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Weighted sum over positions of the cross-entropy with `targets`, int64 [N], in nats; see `distillation_loss`."""
-    return _HeadLoss.apply(student, head, weights, _CrossEntropy(targets))
+    return _HeadLoss.apply(student, head, weights, targets.__getitem__, _cross_entropy)
 
 
 def hidden_state_loss(student: torch.Tensor, teacher: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -49,46 +55,32 @@ def hidden_state_loss(student: torch.Tensor, teacher: torch.Tensor, weights: tor
     return ((student.float() - teacher.float()).square().mean(-1) * weights).sum()
 
 
-class _Distillation:
-    def __init__(self, teacher: torch.Tensor, temperature: float, head: torch.Tensor | None) -> None:
-        self.teacher, self.temperature, self.head = teacher, temperature, head
-
-    def logits(self, rows: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        return self.teacher[rows] @ (head if self.head is None else self.head).T
-
-    def rows(self, student: torch.Tensor, teacher: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return loss [r] and gradient [r, V] for float32 logits [r, V], which are overwritten."""
-        scale = 1 / self.temperature
-        student, teacher = student.mul_(scale), teacher.mul_(scale)
-        student_p, teacher_p = student.softmax(-1), teacher.softmax(-1)
-        # log-normalizer = logit - log p, at the largest logit, where p is far from 0.
-        gap = (teacher.amax(-1) - teacher_p.amax(-1).log_()) - (student.amax(-1) - student_p.amax(-1).log_())
-        difference = teacher.sub_(student)
-        divergence = torch.linalg.vecdot(teacher_p, difference) - gap
-        return divergence * self.temperature**2, student_p.sub_(teacher_p).mul_(self.temperature)
+def _divergence(temperature: float, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss [r] and gradient [r, V] for logits [r, V], the student's float32 and overwritten."""
+    scale = 1 / temperature
+    student, teacher = student.mul_(scale), teacher.float().mul_(scale)
+    student_p, teacher_p = student.softmax(-1), teacher.softmax(-1)
+    # log-normalizer = logit - log p, at the largest logit, where p is far from 0.
+    gap = (teacher.amax(-1) - teacher_p.amax(-1).log_()) - (student.amax(-1) - student_p.amax(-1).log_())
+    difference = teacher.sub_(student)
+    divergence = torch.linalg.vecdot(teacher_p, difference) - gap
+    return divergence * temperature**2, student_p.sub_(teacher_p).mul_(temperature)
 
 
-class _CrossEntropy:
-    def __init__(self, targets: torch.Tensor) -> None:
-        self.targets = targets
-
-    def logits(self, rows: torch.Tensor, head: torch.Tensor) -> None:
-        return None
-
-    def rows(self, student: torch.Tensor, _: None, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_p = student.log_softmax(-1)
-        target = self.targets[rows, None]
-        loss = -log_p.gather(-1, target).squeeze(-1)
-        gradient = log_p.exp_()
-        gradient.scatter_add_(-1, target, torch.full_like(target, -1, dtype=gradient.dtype))
-        return loss, gradient
+def _cross_entropy(student: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_divergence`, for targets [r]."""
+    log_p, targets = student.log_softmax(-1), targets[:, None]
+    loss = -log_p.gather(-1, targets).squeeze(-1)
+    gradient = log_p.exp_()
+    gradient.scatter_add_(-1, targets, torch.full_like(targets, -1, dtype=gradient.dtype))
+    return loss, gradient
 
 
 class _HeadLoss(torch.autograd.Function):
     """Computes head, loss and gradients in one pass over chunks of rows."""
 
     @staticmethod
-    def forward(ctx, student, head, weights, kind):
+    def forward(ctx, student, head, weights, reference: Callable, row_losses: Callable):
         gradient = torch.zeros_like(student)
         total = torch.zeros((), dtype=torch.float32, device=student.device)
         trains_head = ctx.needs_input_grad[1]
@@ -100,12 +92,10 @@ class _HeadLoss(torch.autograd.Function):
         inner = max(1, budget // head.shape[0])
         for rows in counted.split(ROWS):
             logits = student[rows] @ head.T
-            teacher = kind.logits(rows, head)
+            compared = reference(rows)
             for start in range(0, len(rows), inner):
                 part = slice(start, start + inner)
-                values, slope = kind.rows(
-                    logits[part].float(), None if teacher is None else teacher[part].float(), rows[part]
-                )
+                values, slope = row_losses(logits[part].float(), compared[part])
                 total += torch.dot(values, weights[rows[part]])
                 if needs_gradient:
                     logits[part] = slope.mul_(weights[rows[part], None])
@@ -118,5 +108,5 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream):
-        gradient, head_gradient = ctx.saved_tensors
-        return gradient.mul_(upstream), None if head_gradient is None else head_gradient.mul_(upstream), None, None
+        gradients = ctx.saved_tensors
+        return *(None if gradient is None else gradient.mul_(upstream) for gradient in gradients), None, None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from swiftkv.chats import CHAT_DATE, Refusals, read_chats, render
+from swiftkv.chats import CHAT_DATE, check_refusals, read_chats, render
+from swiftkv.distill.progress import say
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -65,12 +65,11 @@ def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: d
     description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
     write_packed(output, arrays, {**description, "tokenizer": origin, "refused": refused, **counts})
     filled = counts["tokens"] / arrays["input_ids"].size
-    print(
+    say(
         f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "
         f"({filled:.1%} full), {counts['assistant_tokens']} the assistant's; left out: "
         f"{counts['too_long']} of more than {longest} tokens, {refused} refused, {counts['empty']} empty, "
-        f"{counts['not_needed']} not needed",
-        file=sys.stderr,
+        f"{counts['not_needed']} not needed"
     )
 
 
@@ -83,7 +82,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
     Raises:
         UserError: the template refuses more than 1 % of the chats.
     """
-    samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
+    samples, texts, answers, refusals, number = [], [], [], [], 0
 
     def flush() -> None:
         if texts:
@@ -102,14 +101,14 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
         try:
             texts.append(render(tokenizer, chat["messages"], tokenize=False))
         except UserError as error:
-            refusals.add(f"chat {number}: {error}")
+            refusals.append(f"chat {number}: {error}")
             continue
         answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
         if len(texts) == BATCH:
             flush()
     flush()
-    refusals.check(number)
-    return samples, refusals.count
+    check_refusals(refusals, number)
+    return samples, len(refusals)
 
 
 def answer_spans(

@@ -1,4 +1,4 @@
-"""Progress lines on stderr, and a training's CSV log, machines and clock."""
+"""Progress lines on stderr, and a training's CSV log and clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from swiftkv.device import accelerator
+from swiftkv.device import ranks
 from swiftkv.distill.recipe import PAUSE
 
 LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # parts of the loss, in the order of the steps
@@ -22,7 +22,13 @@ COLUMNS = (
 )  # fmt: skip
 # Sent by schedulers before they take a machine away, and by Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+INTERVAL = 20.0  # seconds between two lines of progress
 SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the job
+
+
+def say(sentence: str) -> None:
+    """Print a line on stderr."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 class LossLog:
@@ -51,40 +57,23 @@ class LossLog:
 
 
 class Progress:
-    """Prints a line at the start, at the end and every `interval` seconds in between."""
+    """Prints a line at the start, at the end and every `INTERVAL` seconds in between."""
 
-    def __init__(self, what: str, total: int, unit: str = "step", done: int = 0, interval: float = 20) -> None:
-        self.what, self.total, self.unit, self.interval = what, total, unit, interval
-        self.first, self.start, self.said = done, time.monotonic(), -interval
+    def __init__(self, what: str, total: int, unit: str = "step", done: int = 0) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.first, self.start, self.said = done, time.monotonic(), -INTERVAL
 
     def at(self, done: int, note: str = "") -> None:
         """Report that `done` of the units are done; the time left is estimated from the speed of this run."""
         elapsed = time.monotonic() - self.start
-        if done < self.total and elapsed - self.said < self.interval:
+        if done < self.total and elapsed - self.said < INTERVAL:
             return
         self.said = elapsed
         left = (self.total - done) * elapsed / max(1, done - self.first)
         clock = datetime.timedelta(seconds=round(left if done < self.total else elapsed))
         time_said = f"{clock} left" if done < self.total else f"{clock} in all"
         parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), time_said]
-        print(", ".join(parts), file=sys.stderr, flush=True)
-
-
-class Machines:
-    """Seconds of optimizer steps by machine, over all attempts of a training."""
-
-    def __init__(self, position: dict[str, Any], ranks: int) -> None:
-        """Continue from a training state's position."""
-        self._now = (ranks, accelerator())
-        self._seconds = {(count, name): seconds for count, name, seconds in position.get("machines", ())}
-
-    def add(self, seconds: float) -> None:
-        self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
-
-    @property
-    def spent(self) -> list[list]:
-        """[ranks, name of their GPUs or None, seconds] per machine."""
-        return [[*machine, seconds] for machine, seconds in self._seconds.items()]
+        say(", ".join(parts))
 
 
 class Clock:
@@ -108,11 +97,9 @@ class Clock:
         self._known = self._saved  # start of the current step
         self._end = None if minutes is None else started + 60 * minutes - min(SPARE, 0.2 * 60 * minutes)
         self._signal: int | None = None
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Clock:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._remember)
+        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,14 +111,14 @@ class Clock:
             raise KeyboardInterrupt  # the second Ctrl-C
         self._signal = number
 
-    def ask(self, device: Any, ranks: int) -> tuple[bool, str | None]:
+    def ask(self, device: Any) -> tuple[bool, str | None]:
         """Return whether to save a state, and the reason to stop or None; equal on all ranks, which communicate on `device`."""
         now = time.monotonic()
         # To continue may take: a state now, one more step, and the last state.
         over = self._end is not None and now + (now - self._known) + 2 * self.took > self._end
         due = now - self._saved > max(self._every, PAUSE * self.took)
         flags = torch.tensor([due, over, self._signal or 0], device=device, dtype=torch.int32)
-        if ranks > 1:  # clocks differ a little, and a signal may reach one rank first
+        if ranks() > 1:  # clocks differ a little, and a signal may reach one rank first
             torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
         due, over, number = flags.tolist()
         self._known = time.monotonic()

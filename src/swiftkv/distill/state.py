@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ import torch
 from safetensors import safe_open
 
 from swiftkv.device import rank, ranks
+from swiftkv.distill.progress import say
 from swiftkv.distill.recipe import Distilling
 from swiftkv.errors import UserError
 from swiftkv.io import checksum, digest, read_json, text_of, write_json, write_text
@@ -51,7 +51,7 @@ class TrainingState:
             UserError: state.json is damaged, or the training has diverged.
         """
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        self.others = [path.name for path in Path(folder).glob("*/state.json") if path.parent.name != key]
+        self.others = any(path.parent.name != key for path in Path(folder).glob("*/state.json"))
         self.folder = Path(folder) / key
         self.log = self.folder / "log.csv"
         self.identity = identity
@@ -108,11 +108,7 @@ class TrainingState:
         file = self.folder / entry["file"]
         if file.exists() and checksum(file) == entry["sha256"]:
             return True
-        print(
-            f"the training state {self.folder / entry['file']} is missing or damaged: going on from an earlier one",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"the training state {file} is missing or damaged: going on from an earlier one")
         return False
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
@@ -20,7 +21,24 @@ from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
 
-class DistillationStep(nn.Module):
+class Step(nn.Module):
+    """A trained model with its attention function and head."""
+
+    def __init__(self, student: PreTrainedModel, recipe: Recipe, *frozen: PreTrainedModel) -> None:
+        """Take a model whose trained parameters are marked, and `frozen` models that run with the same attention."""
+        super().__init__()
+        self.recipe, self.student = recipe, student
+        self.head = Head(student.lm_head.weight)
+        self.attention = use_attention(recipe, student, *frozen)
+        if recipe.checkpoint_activations:
+            student.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def set_mode(self) -> None:
+        """Switch the student to training mode if its activations are checkpointed, which transformers does in that mode only."""
+        self.student.train(self.recipe.checkpoint_activations and torch.is_grad_enabled())
+
+
+class DistillationStep(Step):
     """Student and teacher on one copy of the frozen weights; `forward` computes the loss.
 
     With train "qkv" both are the same module; with "upper_layers" the student has its own copies of layers >= l. With
@@ -33,36 +51,30 @@ class DistillationStep(nn.Module):
         """Rewire `base` with the start values, by default `start_values`, and mark the trained parameters.
 
         Raises:
-            UserError: `spec` does not fit the model or the recipe (`Recipe.check_spec`).
+            UserError: `spec` does not fit the model, or no hidden states are left to compare.
         """
-        super().__init__()
-        recipe.check_spec(spec)
-        self.recipe = recipe
-        self.student = rewire(base, spec, start).eval()
-        self.student.requires_grad_(False)
-        trained = self.student.swiftkv_parameters()
+        student = rewire(base, spec, start).eval().requires_grad_(False)
+        trained = student.swiftkv_parameters()
         if not recipe.train_norm:
             del trained["model.norm_swiftkv.weight"]
         for parameter in trained.values():
             parameter.requires_grad_(True)
-        self.teacher = self.student
+        teacher = student
         if recipe.train == "upper_layers":
-            self.teacher = rewire(base, replace(spec, early_exit=False)).eval().requires_grad_(False)
+            teacher = rewire(base, replace(spec, early_exit=False)).eval().requires_grad_(False)
             # The student's own copies of what it shares with the teacher.
-            for module in self.student.model.upper_layers.modules():
+            for module in student.model.upper_layers.modules():
                 for name, parameter in list(module.named_parameters(recurse=False)):
                     setattr(module, name, nn.Parameter(parameter.detach().clone()))
-            for name in self.student.model.teacher_projection_names(prefix="model."):
-                self.student.get_parameter(name).requires_grad_(False)
-        self.head = Head(self.student.lm_head.weight)
+            for name in student.teacher_projection_names():
+                student.get_parameter(name).requires_grad_(False)
+        super().__init__(student, recipe, teacher)
+        self.teacher = teacher
         self.early_exit_head = None
         if spec.early_exit:
-            teacher_head = self.student.lm_head.weight if recipe.loss == "distillation" else None
-            self.early_exit_head = Head(self.student.early_exit_head_swiftkv.weight, teacher_head)
+            teacher_head = student.lm_head.weight if recipe.loss == "distillation" else None
+            self.early_exit_head = Head(student.early_exit_head_swiftkv.weight, teacher_head)
         self.compared_state = recipe.compared_state(spec)
-        self.attention = use_attention(recipe, *{self.student, self.teacher})
-        if recipe.checkpoint_activations:
-            self.student.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(
         self,
@@ -95,9 +107,9 @@ class DistillationStep(nn.Module):
                 state = decoder.state(lower_hidden, position_ids, **arguments)
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
-                teacher_compared = self._compared(inner, teacher_hidden)
-        # transformers checkpoints activations in training mode only.
-        self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
+                if collect:
+                    teacher_compared = self._compared(inner, teacher_hidden)
+        self.set_mode()
         flat_weights = counted = weights.flatten()
         if assistant_mask is not None:
             answering = before(assistant_mask, position_ids)
@@ -123,25 +135,16 @@ class DistillationStep(nn.Module):
         loss = recipe.logits_weight * (logits_loss + early_exit_loss) + recipe.hidden_state_weight * hidden_loss
         return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
-    def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
+    def _compared(self, inner: tuple[torch.Tensor, ...], final: torch.Tensor) -> torch.Tensor:
         """Pick the hidden states that the recipe compares."""
-        if self.compared_state is None:
-            return None
         return (*inner, final)[self.compared_state - self.student.spec.num_key_value_layers]
 
 
-class FineTuningStep(nn.Module):
+class FineTuningStep(Step):
     """A model as it is, all of it trained on the next tokens of its samples (Appendix D.1)."""
 
     def __init__(self, model: PreTrainedModel, recipe: Recipe) -> None:
-        super().__init__()
-        recipe.check_spec(None)
-        self.recipe = recipe
-        self.student = model.eval().requires_grad_(True)
-        self.head = Head(self.student.lm_head.weight)
-        self.attention = use_attention(recipe, self.student)
-        if recipe.checkpoint_activations:
-            self.student.gradient_checkpointing_enable({"use_reentrant": False})
+        super().__init__(model.eval().requires_grad_(True), recipe)
 
     def forward(
         self,
@@ -151,8 +154,7 @@ class FineTuningStep(nn.Module):
         assistant_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `DistillationStep.forward`."""
-        recipe = self.recipe
-        self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
+        self.set_mode()
         arguments = attention.arguments(self.attention, position_ids)
         arguments.pop("attention_mask", None)  # an ordinary model leaves its mask out by itself
         hidden = self.student.model(input_ids, position_ids=position_ids, use_cache=False, **arguments)[0]
@@ -161,14 +163,7 @@ class FineTuningStep(nn.Module):
         if assistant_mask is not None:
             counted = counted * before(assistant_mask, position_ids)
         loss = self.head(hidden.flatten(0, 1), losses.lm_loss, counted, targets)
-        return recipe.logits_weight * loss, torch.stack([loss, *[torch.zeros_like(loss)] * 2]).detach()
-
-
-def make_step(
-    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, start: dict[str, nn.Parameter] | None = None
-) -> DistillationStep | FineTuningStep:
-    """Make the step of a training; `spec` None trains the ordinary model."""
-    return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
+        return self.recipe.logits_weight * loss, torch.stack([loss, *[torch.zeros_like(loss)] * 2]).detach()
 
 
 def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
@@ -195,13 +190,9 @@ class Head(nn.Module):
 
 def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each position's next token in its sample, int64 [B * T], and 1.0 where there is one, float32 [B * T]."""
-    targets = torch.zeros_like(input_ids)
-    targets[:, :-1] = input_ids[:, 1:]
-    return targets.flatten(), before(torch.ones_like(input_ids), position_ids)
+    return pad(input_ids[:, 1:], (0, 1)).flatten(), before(torch.ones_like(input_ids), position_ids)
 
 
 def before(mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
     """Return 1.0 where the next token of the position's sample is in `mask` [B, T], float32 [B * T]."""
-    marked = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-    marked[:, :-1] = mask[:, 1:].float() * (position_ids[:, 1:] != 0)
-    return marked.flatten()
+    return pad(mask[:, 1:].float() * (position_ids[:, 1:] != 0), (0, 1)).flatten()

@@ -6,12 +6,13 @@ instead of V numbers per token.
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from swiftkv.device import compute_device, launched_ranks, rank, ranks
@@ -110,13 +111,13 @@ def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequ
     shape = (rows.rows, rows.max_length, teacher.width)
     progress = Progress("teacher states", rows.rows, "row")
     with atomic_path(output) as scratch:
-        arrays = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.dtype, description)
+        mapped, tensors = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.torch_dtype, description)
         for wanted, hidden, _ in teacher.run(teacher.starts()):
+            end = wanted[-1] + 1
             for key, name in names.items():
-                arrays[name][wanted] = raw(hidden[key][: len(wanted)])
-            progress.at(wanted[-1] + 1)
-        for array in arrays.values():
-            array.flush()
+                tensors[name][wanted[0] : end] = hidden[key][: len(wanted)]
+            progress.at(end)
+        mapped.flush()
 
 
 def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
@@ -168,21 +169,20 @@ def check_identity(what: str, path: Path, description: dict[str, Any], wanted: d
             raise UserError(f"the {what} in {path} are of another {name}; delete the file and run again")
 
 
-def raw(values: torch.Tensor) -> np.ndarray:
-    """Return a bfloat16 tensor as uint16, or a float32 one, in NumPy."""
-    values = values.cpu().contiguous()
-    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-
-
-def allocate(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, description: dict) -> dict[str, np.memmap]:
-    """Create a safetensors file of the given shapes and map its tensors for writing; safetensors needs all in memory."""
+def allocate(
+    path: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, description: dict
+) -> tuple[mmap.mmap, dict[str, torch.Tensor]]:
+    """Create a safetensors file of the given shapes and map it for writing; safetensors needs all tensors in memory."""
     begin, starts, size = header(shapes, dtype, description)
-    with path.open("wb") as file:
+    with path.open("w+b") as file:
         file.write(begin)
         file.flush()
         os.posix_fallocate(file.fileno(), 0, size)  # raises on a full disk; a mapping would crash later
-    kind = {"bfloat16": np.uint16, "float32": np.float32}[dtype]
-    return {name: np.memmap(path, kind, "r+", starts[name], shape) for name, shape in shapes.items()}
+        mapped = mmap.mmap(file.fileno(), size)
+    return mapped, {
+        name: torch.frombuffer(mapped, dtype=dtype, count=math.prod(shape), offset=starts[name]).view(shape)
+        for name, shape in shapes.items()
+    }
 
 
 class TeacherStates:

@@ -8,9 +8,9 @@ import gc
 import math
 import os
 import shutil
-import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ import torch
 from transformers import PreTrainedModel
 
 from swiftkv import STARTED
-from swiftkv.device import compute_device, join_ranks
+from swiftkv.device import accelerator, compute_device, join_ranks, rank, ranks
 from swiftkv.distill.attention import choose
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, Clock, LossLog, Machines, Progress
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, say
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
-from swiftkv.distill.step import DistillationStep, FineTuningStep, before, make_step
+from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
-from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
+from swiftkv.models import load_base, load_tokenizer, save_model
 from swiftkv.models.saving import try_saving
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
@@ -115,27 +115,24 @@ def train(
         statistics = Moments.read(moments, spec.num_key_value_layers)
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
-    step = make_step(base, spec, recipe, start)
-    save = save_base if spec is None else save_swiftkv
+    step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
     # Before the ranks are joined: afterwards all but the first would write nothing.
-    try_saving(save, step.student, checkpoint, tokenizer, stored_dtype)
+    try_saving(step.student, checkpoint, tokenizer, stored_dtype)
     start_distributed()
-    from deepspeed import comm
-
-    rank, ranks = comm.get_rank(), comm.get_world_size()
-    accumulation = recipe.accumulation(ranks)
-    if rank == 0 and not state.checkpoints and state.others:
+    first = rank() == 0
+    if first and not state.checkpoints and state.others:
         say(f"the state kept in {state_dir} is of another recipe, spec, model or data set: training from the start")
-    engine = make_engine(step, recipe, accumulation)
-    position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
-    if rank == 0 and position["step"]:
+    engine = make_engine(step, recipe)
+    position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0, "machines": [], "state_seconds": 0.0}
+    if first and position["step"]:
         say(f"continuing after step {position['step']} of {total}")
-    log = LossLog(state.log, position["step"]) if rank == 0 else None
-    loop = Loop(engine, recipe, rows, stored, total, ranks, rank, accumulation)
+    log = LossLog(state.log, position["step"]) if first else None
+    loop = Loop(engine, recipe, rows, stored, total)
     progress = Progress(f"training {checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
-    machines = Machines(position, ranks)
-    with Clock(recipe.checkpoint_minutes, STARTED, minutes, position.get("state_seconds", 0.0)) as clock:
+    spent = position["machines"]
+    machines = Counter({(count, name): time_spent for count, name, time_spent in spent})
+    with Clock(recipe.checkpoint_minutes, STARTED, minutes, position["state_seconds"]) as clock:
         for number in range(position["step"], total):
             begin = time.monotonic()
             result = loop.run(number)
@@ -146,7 +143,7 @@ def train(
                     f"{result['gradient_norm']:g}"
                 )
             tokens, seconds = tokens + result["tokens"], seconds + elapsed
-            machines.add(elapsed)
+            machines[ranks(), accelerator()] += elapsed
             if log is not None:
                 speed = result["tokens"] / elapsed
                 log.add(
@@ -158,10 +155,10 @@ def train(
                     seconds=round(seconds, 3),
                 )
                 progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
-            due, stop = clock.ask(engine.device, ranks)
+            due, stop = clock.ask(engine.device)
             if due or (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
-                spent = {"tokens": tokens, "seconds": seconds, "machines": machines.spent}
-                state.save(engine, number + 1, spent)
+                spent = [[*machine, time_spent] for machine, time_spent in machines.items()]
+                state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds, "machines": spent})
                 clock.saved()
             if stop and number + 1 < total:
                 raise UserError(
@@ -169,17 +166,17 @@ def train(
                 )
     if log is not None:
         log.close()
-    tensors = gather_weights(step.student, rank)
-    if rank == 0:
+    tensors = gather_weights(step.student)
+    if first:
         step.student.set_attn_implementation("sdpa")
         if stored_dtype != recipe.torch_dtype:
             step.student.to(stored_dtype)
             tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
-        save(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
+        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
-    outcome = Training(rows, ranks, machines.spent, step.attention) if rank == 0 else None
-    comm.barrier()
+    outcome = Training(rows, ranks(), spent, step.attention) if first else None
+    torch.distributed.barrier()
     engine.destroy()
     del engine, loop
     gc.collect()  # threads of a process group that is still referenced would abort the interpreter's exit
@@ -196,9 +193,6 @@ class Loop:
     rows: PackedRows
     stored: TeacherStates | None
     total: int
-    ranks: int
-    rank: int
-    accumulation: int
     _order: tuple[int, list[int]] = (-1, [])  # epoch, order of its rows
 
     def row_numbers(self, number: int) -> list[int]:
@@ -219,7 +213,8 @@ class Loop:
             Mean losses, learning rate, tokens that counted, and the gradient's norm before clipping, equal on all ranks.
             If the norm is not finite, it is infinite and DeepSpeed skips the update.
         """
-        recipe, device = self.recipe, self.engine.device
+        recipe, device, together = self.recipe, self.engine.device, ranks()
+        accumulation = recipe.accumulation(together)
         numbers = self.row_numbers(number)
         tokens = self.rows.counted(numbers)
         positions = tokens
@@ -230,18 +225,18 @@ class Loop:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         sums = torch.zeros(len(LOSSES), dtype=torch.float64, device=device)
-        for micro in range(self.accumulation):
-            first = (micro * self.ranks + self.rank) * recipe.micro_batch_size
+        for micro in range(accumulation):
+            first = (micro * together + rank()) * recipe.micro_batch_size
             mine = numbers[first : first + recipe.micro_batch_size]
             batch = self.rows[mine] | (self.stored[mine] if self.stored else {})
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             # DeepSpeed averages over ranks and micro-batches; the loss is a mean over all positions of the batch.
-            weights = batch.pop("loss_mask") * (self.ranks * self.accumulation / max(1, positions))
+            weights = batch.pop("loss_mask") * (together * accumulation / max(1, positions))
             loss, parts = self.engine(weights=weights, **batch)
             self.engine.backward(loss)
             self.engine.step()
-            sums += parts.double() / (self.ranks * self.accumulation)
-        if self.ranks > 1:
+            sums += parts.double() / (together * accumulation)
+        if together > 1:
             torch.distributed.all_reduce(sums)
         logits, hidden, early_exit = sums.tolist()
         return {
@@ -253,14 +248,14 @@ class Loop:
         }
 
 
-def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumulation: int) -> Any:
+def make_engine(step: Step, recipe: Recipe) -> Any:
     """Make the DeepSpeed engine of a step: ZeRO, AdamW on float32 master weights, gradient clipping."""
     import deepspeed
 
     device = compute_device()
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.micro_batch_size,
-        "gradient_accumulation_steps": accumulation,
+        "gradient_accumulation_steps": recipe.accumulation(ranks()),
         "gradient_clipping": recipe.gradient_clipping,
         "zero_optimization": {"stage": recipe.zero_stage, "overlap_comm": device == "cuda"},
         "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own needs compilation
@@ -300,7 +295,7 @@ def start_distributed() -> None:
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
-def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tensor | None]:
+def gather_weights(student: PreTrainedModel) -> dict[str, torch.Tensor | None]:
     """Gather all weights by name on rank 0; every rank has to call this, as ZeRO-3 divides them among the ranks."""
     tensors = {}
     for name, tensor in student.state_dict(keep_vars=True).items():
@@ -308,7 +303,7 @@ def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tenso
             from deepspeed.runtime.zero import GatheredParameters
 
             with GatheredParameters([tensor]):
-                tensors[name] = tensor.detach().cpu().clone() if rank == 0 else None
+                tensors[name] = tensor.detach().cpu().clone() if rank() == 0 else None
         else:
             tensors[name] = tensor.detach()
     if student.config.tie_word_embeddings:
@@ -322,7 +317,3 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, its maximum
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
-
-
-def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

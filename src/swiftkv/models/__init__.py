@@ -14,7 +14,7 @@ from swiftkv.models.checkpoint import (
     spread,
 )
 from swiftkv.models.rewire import rewire
-from swiftkv.models.saving import save_base, save_swiftkv
+from swiftkv.models.saving import save_model
 from swiftkv.models.swiftkv import LowerState
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "load_swiftkv",
     "load_tokenizer",
     "rewire",
-    "save_base",
-    "save_swiftkv",
+    "save_model",
     "spread",
 ]

@@ -28,6 +28,7 @@ class SwiftKVAttentionMixin:
     Attributes:
         query_projections: names of the modules that compute queries, in order; None in a model without the module.
         key_value_projections: names of the modules that compute keys and values.
+        teacher_projections: names of the modules that the student replaces.
     """
 
     query_projections: ClassVar[tuple[str, ...]] = ("q_proj",)
@@ -39,6 +40,7 @@ class SwiftKVAttentionMixin:
         sliding = layer_types(config)[layer_idx] == "sliding_attention"
         self.attention_arguments = {"sliding_window": config.sliding_window} if sliding else {}
         queries = () if spec.own_key_values else self.query_projections
+        self.teacher_projections = () if spec.own_key_values else queries + self.key_value_projections
         for name in queries + (self.key_value_projections if layer_idx == spec.owner(layer_idx) else ()):
             if (module := getattr(self, name)) is None:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,24 @@ from swiftkv.quantize.linear import (
 from swiftkv.spec import SwiftKVSpec
 
 
-def load_any(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
-    """Load an ordinary or a SwiftKV checkpoint, depending on its config.json; see `load_base`."""
-    return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype, device_map)
+def load_any(
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    device_map: str | None = None,
+    types: Set[str] = SWIFTKV_TYPES | ARCHITECTURES.keys(),
+) -> PreTrainedModel:
+    """Load a checkpoint of one of the model_types `types`, ordinary or SwiftKV; see `load_base`."""
+    config, dtype = _read_config(Path(path), types), dtype or compute_dtype()
+    if is_quantized(config):
+        return _load_quantized(Path(path), config, dtype, device_map)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
+        )
+    if device_map is not None:
+        # transformers sets no map if the model is on one device.
+        check_places(getattr(model, "hf_device_map", {"": model.device}), Path(path))
+    return model
 
 
 def load_base(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
@@ -58,7 +74,7 @@ def load_base(path: str | Path, dtype: torch.dtype | None = None, device_map: st
         UserError: a file is missing, damaged or of another architecture, a tensor is absent or has a wrong shape, or the
             model does not fit on the GPUs.
     """
-    return _load(path, dtype, set(ARCHITECTURES), device_map)
+    return load_any(path, dtype, device_map, ARCHITECTURES.keys())
 
 
 def load_swiftkv(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
@@ -66,7 +82,7 @@ def load_swiftkv(path: str | Path, dtype: torch.dtype | None = None, device_map:
 
     Without the teacher's projections of layers >= l in the checkpoint, only the student can run.
     """
-    return _load(path, dtype, SWIFTKV_TYPES, device_map)
+    return load_any(path, dtype, device_map, SWIFTKV_TYPES)
 
 
 @torch.no_grad()
@@ -147,20 +163,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:
-    config, dtype = _read_config(Path(path), supported), dtype or compute_dtype()
-    if is_quantized(config):
-        return _load_quantized(Path(path), config, dtype, device_map)
-    with quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
-        )
-    if device_map is not None:
-        # transformers sets no map if the model is on one device.
-        check_places(getattr(model, "hf_device_map", {"": model.device}), Path(path))
-    return model
-
-
 @torch.no_grad()
 def _load_quantized(
     path: Path, config: PreTrainedConfig, dtype: torch.dtype, device_map: str | None
@@ -196,10 +198,8 @@ def _load_quantized(
                 words = stored_as_words(name, tensor)
                 as_it_is = eight_bit or name.endswith(SCALE)
                 tensors[name] = words.to(_device(places, name), words.dtype if as_it_is else dtype)
-    if hasattr(config, "num_key_value_layers") and not (
-        model.model.teacher_projection_names(prefix="model.") & tensors.keys()
-    ):
-        model.model.drop_teacher_projections()
+    if hasattr(config, "num_key_value_layers") and not model.teacher_projection_names() & tensors.keys():
+        model.drop_teacher_projections()
     model.load_state_dict(tensors, assign=True, strict=False)  # a tied head is absent
     model.tie_weights()
     model.requires_grad_(False)
@@ -246,14 +246,15 @@ def check_swiftkv(path: str | Path) -> None:
     _read_config(Path(path), SWIFTKV_TYPES)
 
 
-def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
+def _read_config(path: Path, types: Set[str]) -> PreTrainedConfig:
     """Read the configuration of a checkpoint and check its model_type and tensors."""
     config_file = path / "config.json"
-    model_type = _model_type(path)
-    if model_type not in supported:
-        raise UserError(
-            f"{config_file} is of a {model_type!r} model, but one of {', '.join(sorted(supported))} is needed"
-        )
+    content = read_json(config_file)
+    model_type = content.get("model_type") if isinstance(content, dict) else None
+    if not isinstance(model_type, str):
+        raise UserError(f"{config_file} names no model_type")
+    if model_type not in types:
+        raise UserError(f"{config_file} is of a {model_type!r} model, but one of {', '.join(sorted(types))} is needed")
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, TypeError) as error:
@@ -290,7 +291,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     if is_quantized(config) and not scales:
         absent -= {f"{name.rpartition('.')[0]}.weight" for name in found}
     if hasattr(config, "num_key_value_layers"):
-        teacher = model.model.teacher_projection_names(prefix="model.")
+        teacher = model.teacher_projection_names()
         if teacher <= absent:
             absent -= teacher
         unknown = {name for name in found.keys() - needed.keys() if name.endswith((".weight", ".bias"))}
@@ -313,10 +314,3 @@ def saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes in the model's checkpoint, where experts are stored one by one."""
     tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
-
-
-def _model_type(path: str | Path) -> str:
-    config = read_json(Path(path) / "config.json")
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError(f"{Path(path) / 'config.json'} names no model_type")
-    return config["model_type"]

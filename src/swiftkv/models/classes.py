@@ -7,9 +7,8 @@ The `module` of a row of `ARCHITECTURES` may define subclasses that replace the 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
 from swiftkv.architectures import ARCHITECTURES, Architecture
@@ -18,15 +17,8 @@ from swiftkv.models.configuration import SwiftKVConfigMixin
 from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
 
 
-class Classes(NamedTuple):
-    """The SwiftKV classes of one architecture, e.g. `LlamaSwiftKVConfig`, `LlamaSwiftKVModel`, `LlamaSwiftKVForCausalLM`."""
-
-    config: type[PreTrainedConfig]
-    model: type[PreTrainedModel]
-    causal_lm: type[PreTrainedModel]
-
-
-def _make(model_type: str, row: Architecture) -> Classes:
+def _make(model_type: str, row: Architecture) -> type[PreTrainedModel]:
+    """Make the language model of an architecture, e.g. `LlamaSwiftKVForCausalLM`, its `config_class` and its `model_class`."""
     place = f"transformers.models.{model_type}"
     theirs = vars(import_module(f"{place}.configuration_{model_type}")) | vars(
         import_module(f"{place}.modeling_{model_type}")
@@ -44,20 +36,18 @@ def _make(model_type: str, row: Architecture) -> Classes:
     attention = make("Attention", own.get("Attention", SwiftKVAttentionMixin), "Attention")
     typed = {"__annotations__": {"config": config}}  # where transformers looks for it
     model = make("Model", own.get("Model", SwiftKVModelMixin), "Model", attention_class=attention, **typed)
-    causal_lm = make(
-        "ForCausalLM", own.get("CausalLM", SwiftKVCausalLMMixin), "ForCausalLM", model_class=model, **typed
-    )
-    return Classes(config, model, causal_lm)
+    return make("ForCausalLM", own.get("CausalLM", SwiftKVCausalLMMixin), "ForCausalLM", model_class=model, **typed)
 
 
-# By transformers' model_type of the ordinary model.
+# Language models by transformers' model_type of the ordinary model.
 CLASSES = {model_type: _make(model_type, row) for model_type, row in ARCHITECTURES.items()}
-SWIFTKV_TYPES = {classes.config.model_type for classes in CLASSES.values()}
+SWIFTKV_TYPES = {made.config_class.model_type for made in CLASSES.values()}
 
-for _model_type, _classes in CLASSES.items():
+for _model_type, _causal_lm in CLASSES.items():
+    _config = _causal_lm.config_class
     # Checkpoints hold experts one by one, the model holds them as one tensor.
     if _mapping := get_checkpoint_conversion_mapping(_model_type):
-        register_checkpoint_conversion_mapping(_classes.config.model_type, _mapping)
-    AutoConfig.register(_classes.config.model_type, _classes.config)
-    AutoModel.register(_classes.config, _classes.model)
-    AutoModelForCausalLM.register(_classes.config, _classes.causal_lm)
+        register_checkpoint_conversion_mapping(_config.model_type, _mapping)
+    AutoConfig.register(_config.model_type, _config)
+    AutoModel.register(_config, _causal_lm.model_class)
+    AutoModelForCausalLM.register(_config, _causal_lm)

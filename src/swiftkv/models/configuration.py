@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftkv.architectures import architecture, check_latent_heads
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.spec import OURS, SwiftKVSpec
 
 PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
 
@@ -58,9 +58,9 @@ class SwiftKVConfigMixin:
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the fields to save: always the published ones, ours only if set."""
         fields = super().to_diff_dict()
-        for name in ("swiftkv_num_key_value_heads", "swiftkv_early_exit", "swiftkv_own_key_values"):
-            if not getattr(self, name):
-                fields.pop(name, None)
+        for name in OURS:
+            if not getattr(self, f"swiftkv_{name}"):
+                fields.pop(f"swiftkv_{name}", None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from swiftkv.errors import UserError
 from swiftkv.models.classes import CLASSES
-from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
+from swiftkv.quantize.linear import dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # absent from `to_dict`
@@ -37,7 +37,7 @@ def rewire(
     implementations = {name: getattr(teacher.config, f"_{name}") for name in IMPLEMENTATIONS}
     config = swiftkv_config(teacher.config.to_dict() | implementations, spec)
     with torch.device("meta"):
-        model = CLASSES[teacher.config.model_type].causal_lm(config)
+        model = CLASSES[teacher.config.model_type](config)
     use_float8(model, float8_names(teacher))
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
@@ -52,22 +52,14 @@ def rewire(
 
 def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedConfig:
     """Make the configuration of a rewired model from the fields of the ordinary model's; raises as `rewire`."""
-    if (classes := CLASSES.get(fields["model_type"])) is None:
+    if (causal_lm := CLASSES.get(fields["model_type"])) is None:
         raise UserError(f"SwiftKV cannot rewire a {fields['model_type']!r} model, only {', '.join(sorted(CLASSES))}")
     layers = fields["num_hidden_layers"]
     if spec.num_hidden_layers != layers:
         raise UserError(f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has {layers}")
-    added = {
-        "swiftkv": True,
-        "num_key_value_layers": spec.num_key_value_layers,
-        "key_value_group_size": spec.key_value_group_size,
-        "swiftkv_num_key_value_heads": spec.num_key_value_heads,
-        "swiftkv_early_exit": spec.early_exit,
-        "swiftkv_own_key_values": spec.own_key_values,
-        "architectures": [classes.causal_lm.__name__],
-    }
+    added = {"swiftkv": True, "architectures": [causal_lm.__name__], **spec.to_config()}
     try:
-        return classes.config(**{name: value for name, value in fields.items() if name != "model_type"} | added)
+        return causal_lm.config_class(**{name: value for name, value in fields.items() if name != "model_type"} | added)
     except ValueError as error:
         raise UserError(f"the SwiftKV spec does not fit the model: {error}") from None
 
@@ -84,7 +76,7 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
         Parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device.
     """
     layers, values = teacher.model.layers, {}
-    attention = CLASSES[teacher.config.model_type].model.attention_class
+    attention = CLASSES[teacher.config.model_type].model_class.attention_class
     for group in spec.groups:
         for layer in group:
             for projection in () if spec.own_key_values else attention.query_projections:
@@ -110,10 +102,10 @@ def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[s
     module = getattr(layer.self_attn, projection)
     if module is None:
         return {}
-    if isinstance(module, Float8Linear):
-        bias = {} if module.bias is None else {"bias": module.bias}
-        return {"weight": dense_weight(module, dtype), **bias}
-    return dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
+    if parameters.pop("weight_scale", None) is not None:
+        parameters["weight"] = dense_weight(module, dtype)
+    return parameters
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,18 +15,33 @@ from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.linear import checkpoint_tensors, is_quantized
 
 
-def save_base(
+def save_model(
     model: PreTrainedModel,
     path: str | Path,
+    keep_teacher_qkv: bool = True,
     tokenizer: PreTrainedTokenizerBase | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write an ordinary checkpoint atomically; arguments as in `save_swiftkv`."""
+    """Write a checkpoint atomically, of a SwiftKV model with the published names.
+
+    Args:
+        model: SwiftKV or ordinary language model.
+        path: folder; an existing one is replaced.
+        keep_teacher_qkv: also write the teacher's projections of layers >= l.
+        tokenizer: saved into the same folder.
+        state_dict: the weights if `model` does not hold them (ZeRO-3).
+    """
     tensors = model.state_dict() if state_dict is None else state_dict
+    if not keep_teacher_qkv:
+        unused = model.teacher_projection_names()
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     if is_quantized(model.config):
         tensors = checkpoint_tensors(model, tensors)
     written = copy.copy(model)
     written.generation_config = GenerationConfig()
+    if hasattr(model.config, "swiftkv"):
+        written.config = copy.copy(model.config)
+        written.config.swiftkv = True
     with atomic_path(path) as scratch, quiet():
         written.save_pretrained(scratch, state_dict=tensors)
         # transformers reads settings that its save_pretrained refuses, such as a temperature without sampling.
@@ -36,43 +50,10 @@ def save_base(
             tokenizer.save_pretrained(scratch)
 
 
-def save_swiftkv(
-    model: PreTrainedModel,
-    path: str | Path,
-    keep_teacher_qkv: bool = True,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    state_dict: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Write a SwiftKV checkpoint with the published names, atomically.
-
-    Args:
-        model: SwiftKV language model.
-        path: folder; an existing one is replaced.
-        keep_teacher_qkv: also write the teacher's projections of layers >= l.
-        tokenizer: saved into the same folder.
-        state_dict: the weights if `model` does not hold them (ZeRO-3).
-    """
-    tensors = model.state_dict() if state_dict is None else state_dict
-    if not keep_teacher_qkv:
-        unused = model.model.teacher_projection_names(prefix="model.")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
-    written = copy.copy(model)
-    written.config = copy.copy(model.config)
-    written.config.swiftkv = True
-    save_base(written, path, tokenizer, tensors)
-
-
-def try_saving(
-    save: Callable[..., None],
-    model: PreTrainedModel,
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: torch.dtype,
-) -> None:
+def try_saving(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> None:
     """Write a checkpoint without weights beside `path`, read it back and delete it, before a training spends its time.
 
     Args:
-        save: `save_base` or `save_swiftkv`.
         model: the model to save after training.
         path: folder of its checkpoint.
         tokenizer: saved into the same folder.
@@ -84,7 +65,7 @@ def try_saving(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-            save(model, scratch, tokenizer=tokenizer, state_dict={})
+            save_model(model, scratch, tokenizer=tokenizer, state_dict={})
             for part in (AutoConfig, GenerationConfig, AutoTokenizer):
                 part.from_pretrained(scratch)
     except (OSError, ValueError, TypeError) as error:

@@ -24,7 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from swiftkv.errors import UserError
-from swiftkv.models.attention import OwnKeyValues, PositionEmbeddings, each_table
+from swiftkv.models.attention import OwnKeyValues, PositionEmbeddings, SwiftKVAttentionMixin, each_table
 from swiftkv.models.configuration import layer_types
 from swiftkv.spec import SwiftKVSpec
 
@@ -80,7 +80,7 @@ class LowerState:
 
 
 class SwiftKVPreTrainedMixin:
-    """Loading that leaves no parameter at random values."""
+    """Loading that leaves no parameter at random values, and the teacher's projections of layers >= l."""
 
     @classmethod
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
@@ -91,18 +91,35 @@ class SwiftKVPreTrainedMixin:
         """
         with quiet():
             model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        decoder = getattr(model, "model", model)
-        missing = sorted(info["missing_keys"])
-        teacher = decoder.teacher_projection_names(prefix="" if decoder is model else "model.")
-        if missing and teacher.issubset(missing):
-            decoder.drop_teacher_projections()
-            missing = [name for name in missing if name not in teacher]
+        missing, teacher = set(info["missing_keys"]), model.teacher_projection_names()
+        if teacher <= missing:
+            model.drop_teacher_projections()
+            missing -= teacher
         source = kwargs.get("pretrained_model_name_or_path", args[0] if args else "the checkpoint")
         if missing:
-            raise UserError(f"{source} has no tensor {missing[0]}, which its config.json asks for")
+            raise UserError(f"{source} has no tensor {min(missing)}, which its config.json asks for")
         if extra := sorted(name for name in info["unexpected_keys"] if "_swiftkv" in name):
             raise UserError(f"{source} holds the tensor {extra[0]}, which its config.json has no place for")
         return (model, info) if output_loading_info else model
+
+    def upper_attention(self) -> dict[str, SwiftKVAttentionMixin]:
+        """Attention modules of layers >= l by name."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, SwiftKVAttentionMixin)}
+
+    def teacher_projection_names(self) -> set[str]:
+        """Names of the parameters in the teacher's projections of layers >= l."""
+        return {
+            f"{name}.{parameter}"
+            for name, attention in self.upper_attention().items()
+            for parameter, _ in attention.named_parameters()
+            if parameter.partition(".")[0] in attention.teacher_projections
+        }
+
+    def drop_teacher_projections(self) -> None:
+        """Free the teacher's projections of layers >= l; only the student can run afterwards."""
+        for attention in self.upper_attention().values():
+            for projection in attention.teacher_projections:
+                setattr(attention, projection, None)
 
 
 class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
@@ -133,30 +150,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     def student_only(self) -> bool:
         """Whether the teacher's projections of layers >= l are absent."""
         always = self.attention_class.key_value_projections[0]  # query projections differ between models
-        return any(getattr(layer.self_attn, always) is None for layer in self.upper_layers)
-
-    @property
-    def teacher_projections(self) -> tuple[str, ...]:
-        """Names of the attention modules that the student replaces."""
-        if self.spec.own_key_values:
-            return ()
-        return self.attention_class.query_projections + self.attention_class.key_value_projections
-
-    def teacher_projection_names(self, prefix: str = "") -> set[str]:
-        """Names of the parameters in the teacher's projections of layers >= l, with `prefix` before each."""
-        return {
-            f"{prefix}layers.{layer.self_attn.layer_idx}.self_attn.{projection}.{name}"
-            for layer in self.upper_layers
-            for projection in self.teacher_projections
-            if (linear := getattr(layer.self_attn, projection)) is not None
-            for name, _ in linear.named_parameters()
-        }
-
-    def drop_teacher_projections(self) -> None:
-        """Free the teacher's projections of layers >= l; only the student can run afterwards."""
-        for layer in self.upper_layers:
-            for projection in self.teacher_projections:
-                setattr(layer.self_attn, projection, None)
+        return getattr(self.layers[-1].self_attn, always) is None
 
     @merge_with_config_defaults
     @capture_outputs
@@ -230,10 +224,10 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             UserError: the teacher's projections were not loaded.
         """
         if not student and self.student_only:
+            absent = ", ".join(self.layers[-1].self_attn.teacher_projections)
             raise UserError(
-                "this SwiftKV checkpoint was saved without the teacher's projections "
-                f"({', '.join(self.teacher_projections)} of layers {self.spec.num_key_value_layers} and above), so it "
-                "cannot run as the teacher"
+                f"this SwiftKV checkpoint was saved without the teacher's projections ({absent} of layers "
+                f"{self.spec.num_key_value_layers} and above), so it cannot run as the teacher"
             )
         states = self.norm_swiftkv(state.hidden) if student and self.spec.groups else None
         # FlexAttention's block masks cannot be sliced.

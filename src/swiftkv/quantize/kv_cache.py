@@ -10,11 +10,11 @@ Each token is quantized once, as it enters the cache, keys after RoPE; prefill a
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 
-KV_CACHES = ("auto", "fp8")
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max  # 448
 
@@ -41,24 +41,22 @@ class Peak:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[torch.device, torch.Tensor] = {}
-        self._found: dict[str, float] = {}
+        self._largest, self._bound = torch.zeros(()), 0.0
 
     def see(self, keys: torch.Tensor) -> None:
         """Take the maximum over keys [..., head size], without waiting for a GPU."""
-        largest, before = keys.abs().amax(), self._seen.get(keys.device)
-        self._seen[keys.device] = largest if before is None else torch.maximum(before, largest)
-        self._found["bound"] = 8 * math.sqrt(keys.shape[-1])
+        largest = keys.abs().amax().float()
+        self._largest = torch.maximum(largest, self._largest.to(largest.device))
+        self._bound = 8 * math.sqrt(keys.shape[-1])
 
     def include(self, found: dict[str, float]) -> None:
         """Merge the result of another peak's `found`."""
-        self._found |= {name: max(value, self._found.get(name, 0.0)) for name, value in found.items()}
+        if found:
+            self._largest, self._bound = self._largest.clamp(min=found["largest"]), found["bound"]
 
     def found(self) -> dict[str, float]:
         """Return `largest` and `bound`; empty if no key was seen."""
-        for largest in self._seen.values():
-            self.include({"largest": largest.item()})
-        return dict(self._found)
+        return {"largest": self._largest.item(), "bound": self._bound} if self._bound else {}
 
     def warn(self) -> None:
         """Print a warning if the largest key is above the bound."""
@@ -90,11 +88,5 @@ class Fp8Cache(DynamicCache):
 
 
 def new_cache(kv_cache: str, config: PreTrainedConfig, peak: Peak | None = None) -> DynamicCache:
-    """Make an empty cache: `auto` in the model's dtype, or per-token `fp8` with an optional `peak`.
-
-    Raises:
-        ValueError: unknown `kv_cache`.
-    """
-    if kv_cache not in KV_CACHES:
-        raise ValueError(f"KV cache {kv_cache!r} is unknown; use one of {', '.join(KV_CACHES)}")
-    return Fp8Cache(config=config, peak=peak) if kv_cache == "fp8" else DynamicCache(config=config)
+    """Make an empty cache: `auto` in the model's dtype, or per-token `fp8` with an optional `peak`."""
+    return {"auto": DynamicCache, "fp8": partial(Fp8Cache, peak=peak)}[kv_cache](config=config)

@@ -21,8 +21,17 @@ WORD = torch.bfloat16
 SCALE = ".weight_scale"
 
 _NUMBER = {"num_bits": 8, "type": "float", "symmetric": True}
-_WEIGHTS = _NUMBER | {"strategy": "channel", "dynamic": False}
-_ACTIVATIONS = _NUMBER | {"strategy": "token", "dynamic": True}
+# Of a `quantization_config` and its only group.
+_SCHEME = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "targets": ["Linear"],
+    "weights": _NUMBER | {"strategy": "channel", "dynamic": False},
+    "input_activations": _NUMBER | {"strategy": "token", "dynamic": True},
+    "output_activations": None,
+}
 
 
 class Float8Linear(nn.Module):
@@ -150,27 +159,16 @@ def check_scheme(found: Any, place: str) -> None:
     """
     given = found if isinstance(found, Mapping) else found.to_dict()
     groups = list((given.get("config_groups") or {}).values())
-    group = groups[0] if len(groups) == 1 else {}
-    checks = {
-        "quant_method": (str(given.get("quant_method")), "compressed-tensors"),
-        "format": (given.get("format"), "float-quantized"),
-        "ignore": (given.get("ignore"), ["lm_head"]),
-        "kv_cache_scheme": (given.get("kv_cache_scheme"), None),
-        "targets": (group.get("targets"), ["Linear"]),
-        "weights": (_part(group.get("weights"), _WEIGHTS), _WEIGHTS),
-        "input_activations": (_part(group.get("input_activations"), _ACTIVATIONS), _ACTIVATIONS),
-        "output_activations": (group.get("output_activations"), None),
-    }
-    for what, (value, wanted) in checks.items():
+    given = (groups[0] if len(groups) == 1 else {}) | given
+    for what, wanted in _SCHEME.items():
+        value = given.get(what)
+        if isinstance(value, Mapping) and isinstance(wanted, dict):
+            value = {key: value.get(key) for key in wanted}
         if value != wanted:
             raise UserError(
                 f"{place} is of a checkpoint quantized in another way than FP8 by compressed-tensors with a scale an "
                 f"output channel and a token: its {what} is {value!r}, not {wanted!r}; use such a one or the 16-bit one"
             )
-
-
-def _part(found: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    return None if found is None else {key: found.get(key) for key in wanted}
 
 
 def _linears(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -46,8 +46,7 @@ class Heads:
         if max(total_kv, ranks) % min(total_kv, ranks):
             raise ValueError(f"{total_kv} SwiftKV key/value heads cannot be spread over {ranks} ranks")
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.total_query = config.num_attention_heads
-        self.query = self.total_query // ranks
+        self.query = config.num_attention_heads // ranks
         self.total_key_value = total_kv
         self.key_value = max(1, total_kv // ranks)
         self.copies = max(1, ranks // total_kv)
@@ -257,7 +256,7 @@ class SwiftKVAttention(nn.Module):
         row, heads = architecture(config.model_type), Heads(config)
         self.q_proj_swiftkv = ColumnParallelLinear(
             config.hidden_size,
-            heads.total_query * heads.head_dim,
+            config.num_attention_heads * heads.head_dim,
             bias=has_bias(row.bias, config.to_dict()),
             quant_config=vllm_config.quant_config,
             prefix=f"{model_prefix}.layers.{layer}.self_attn.q_proj_swiftkv",

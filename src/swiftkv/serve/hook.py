@@ -12,7 +12,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from swiftkv.errors import UserError
 from swiftkv.models.checkpoint import check_tensors
-from swiftkv.serve.prompt_logprobs import refuse_prompt_logprobs
+from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.serve.refusals import refuse_unsupported
 from swiftkv.spec import SwiftKVSpec
 
@@ -63,8 +63,7 @@ class SwiftKVSettings(VerifyAndUpdateConfig):
         # l = L: no layer skips prompt tokens.
         fast = not full_depth and bool(spec.groups)
         vllm_config.cache_config.kv_sharing_fast_prefill = fast
-        if fast:
-            refuse_prompt_logprobs(vllm_config)
+        batch_prompts(vllm_config).refused = fast
         if fast and vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL:
             logger.warning("SwiftKV fast prefill: CUDA graphs are FULL for decode batches only, PIECEWISE for others")
             vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE

@@ -115,7 +115,7 @@ class SwiftKVModel(nn.Module):
             for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
         ]
         self.layers = nn.ModuleList(layers)
-        attention = [f"{prefix}.layers.{i}.self_attn.attn" for i in range(spec.num_hidden_layers)]
+        attention = [layer.self_attn.attn.layer_name for layer in layers]
         self.readers, self.last_attention = attention[spec.num_key_value_layers :], attention[-1]
         self.norm_swiftkv = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if spec.groups else None
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -28,21 +28,14 @@ with contextlib.suppress(ImportError):  # the second model runner's interface is
 
     interfaces.append(LogitsProcessorV2)
 
-# Settings of this process's engines with fast prefill; a request does not name its engine.
-_fast: list[weakref.ref] = []
-
-
-def refuse_prompt_logprobs(vllm_config: VllmConfig) -> None:
-    """Refuse such requests while `vllm_config` exists."""
-    _fast.append(weakref.ref(vllm_config))
-
 
 class BatchPrompts:
-    """The prompts of one engine's batch.
+    """The prompts of one engine's batch, which exist in each of its processes.
 
     Attributes:
         lengths: prompt tokens by the request's index in the batch, if known.
         unfinished: indices of prompts that continue after the last noted step.
+        refused: whether requests for prompt_logprobs are refused.
         starts: first row with logits of each request in that step, and their number, [requests + 1], on the device.
     """
 
@@ -50,6 +43,7 @@ class BatchPrompts:
         self.lengths: dict[int, int] = {}
         self.unfinished: list[int] = []
         self.starts: torch.Tensor | None = None
+        self.refused = False
         self._sampled = True
 
     def note(self, after_step: torch.Tensor | None, starts: torch.Tensor) -> None:
@@ -85,7 +79,9 @@ class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise a `ValueError` for prompt_logprobs; vLLM's server answers with status 400."""
         asked = sampling_params.prompt_logprobs, getattr(sampling_params, "prompt_logprob_token_ids", None)
-        if any(value is not None for value in asked) and any(reference() is not None for reference in _fast):
+        # A request does not name its engine.
+        refused = any(prompts.refused for settings, prompts in _engines if settings() is not None)
+        if refused and any(value is not None for value in asked):
             raise ValueError(
                 "prompt_logprobs (also asked for by prompt_logprob_token_ids, and by echo with logprobs) need every prompt "
                 "token at full depth; start vLLM with --additional-config '{\"swiftkv_full_depth\": true}' (offline: "

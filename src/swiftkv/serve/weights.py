@@ -161,7 +161,7 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    unneeded = tied | {f"{EARLY_EXIT_HEAD}weight"} | set(reference.model.teacher_projection_names(prefix="model."))
+    unneeded = tied | {f"{EARLY_EXIT_HEAD}weight"} | reference.teacher_projection_names()
     return {name: shape for name, shape in saved_shapes(reference).items() if name not in unneeded}
 
 

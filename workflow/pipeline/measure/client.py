@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.measure.engine import EngineFailure
-from swiftkv.chats import Refusals, choose_chats, tokenize_chat
+from swiftkv.chats import check_refusals, choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
@@ -44,17 +44,17 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
         UserError: no chat is that short, or the chat template refuses more than 1 % of them.
     """
     tokenizer = load_tokenizer(folder)
-    prompts, chats, refusals = [], choose_chats(heldout, 10**9, seed), Refusals()
+    prompts, chats, refusals = [], choose_chats(heldout, 10**9, seed), []
     for chat in chats:
         if chat["messages"][0]["role"] == "user":
             try:
                 ids = opening(tokenizer, chat["messages"][0])
             except UserError as error:
-                refusals.add(f"chat {chat.get('id')}: {error}")
+                refusals.append(f"chat {chat.get('id')}: {error}")
                 continue
             if len(ids) <= longest:
                 prompts.append(ids)
-    refusals.check(len(chats))
+    check_refusals(refusals, len(chats))
     if not prompts:
         raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")
     return prompts

@@ -23,7 +23,7 @@ import jinja2
 
 from pipeline.sources import file_identity, read_lines, source_files, source_name
 from pipeline.sources.hub import HubRepository
-from swiftkv.chats import Refusals, read_chats
+from swiftkv.chats import check_refusals, read_chats
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, write_json
 
@@ -88,7 +88,7 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
     for source in sources:
         name, length = source_name(source), source.get("distinct_characters")
         records, identity = _open(source)
-        read, refusals, counts = _reader(source), Refusals(), dict.fromkeys(("chats", "empty", "repeated"), 0)
+        read, refusals, counts = _reader(source), [], dict.fromkeys(("chats", "empty", "repeated"), 0)
         for number, record in enumerate(records):
             if counts["chats"] == source.get("limit"):
                 break
@@ -96,7 +96,7 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
                 messages = read(record)
             except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
                 form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
-                refusals.add(f"record {number} of data source {name!r} {form} ({error!r})")
+                refusals.append(f"record {number} of data source {name!r} {form} ({error!r})")
                 continue
             # A chat of a source that keeps every chat is like no other.
             opening = "\n".join(message["content"] for message in messages)[:length] if length else (name, number)
@@ -109,8 +109,8 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
             "{}: {chats} chats; left out: {empty} empty, {repeated} that open like another".format(name, **counts),
             flush=True,
         )
-        refusals.check(sum(counts.values()) + refusals.count)
-        identities.append({"name": name, **identity, **counts, "refused": refusals.count})
+        check_refusals(refusals, sum(counts.values()) + len(refusals))
+        identities.append({"name": name, **identity, **counts, "refused": len(refusals)})
     return chats, identities
 
 
