@@ -122,7 +122,7 @@ def test_a_part_that_no_model_plays_is_there_with_its_reason():
 
 
 def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
-    panels = [{"caption": name, "columns": [name], "across": "variant"} for name in ("tokens_per_second", "speedup")]
+    panels = [{"caption": name, "columns": [name], "rows": "points"} for name in ("tokens_per_second", "speedup")]
     points, variants = ["memory-80gib", "memory-20gib"], ["baseline", "swiftkv-50"]
     entry = resolved("table", models=["small"], variants=variants, points=points, panels=panels)
     speeds = zip(variants, (2e4, 3e4), strict=True)

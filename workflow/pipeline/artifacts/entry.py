@@ -35,19 +35,18 @@ class Panel(Section):
 
     caption: Text | None = key("What it shows.", None)
     columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
-    rows: Literal["measured", "differences", "questions", "statements"] = key(
-        "A row a variant; differences to a reference of the same questions and chats; a row a question; or what the sources "
-        "state of the artifact.",
+    rows: Literal["measured", "differences", "questions", "statements", "points"] = key(
+        "A row a variant; differences to a reference of the same questions and chats; a row a question; what the sources state "
+        "of the artifact; or a row a model and point, with a column a variant.",
         "measured",
     )
-    across: Literal["variant"] | None = key("variant: a column a variant and a row a model and point.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.columns and self.rows != "statements":
             raise ValueError("needs columns")
-        if self.across and len(self.columns) != 1:
-            raise ValueError("across: variant takes one column")
+        if self.rows == "points" and len(self.columns) != 1:
+            raise ValueError("rows: points takes one column")
         return self
 
 

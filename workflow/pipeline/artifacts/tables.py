@@ -151,10 +151,10 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
     entry, printed = shown.entry, []
     printers = {
         "measured": _measured, "differences": _differences, "questions": _questions, "statements": _statements,
-        "variant": _by_point,
+        "points": _by_point,
     }  # fmt: skip
     for panel in entry["panels"]:
-        grid = printers[panel.get("across") or panel.get("rows", "measured")](shown, panel)
+        grid = printers[panel.get("rows", "measured")](shown, panel)
         if len(grid.frame):
             printed.append((grid, panel.get("caption")))
     grids = [
