@@ -122,39 +122,44 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
     """First minus second on the same questions and chats, in the unit of each score; `text` has the answers that changed."""
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
-    known = first._asdict() | against
-    mine, theirs = (_result(found, case, "answer") for case in both)
+
+    def results(what: str) -> list[Any]:
+        return [_result(found, case, what) for case in both]
+
+    def difference(metric: str, value: Estimate, of: Sequence[str], **more: Any) -> Row:
+        return cells(metric, value, file=_files(found, both, of), **more, **first._asdict(), **against)
+
+    mine, theirs = results("answer")
     if mine and theirs and mine["asked"] == theirs["asked"]:
         for metric in ("exact_match", "contained", "f1"):
             changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
-            yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
+            yield difference(metric, changed.scaled(100), ["answer"])
     apart = {}
     for task, settings in entry["tasks"].items():
-        questions = [_result(found, case, task).get("questions") for case in both]
+        questions = [result.get("questions") for result in results(task)]
         if not all(questions) or questions[0]["sha256"] != questions[1]["sha256"]:
             continue
         apart[task] = paired_difference(*(each["values"] for each in questions))
         right = [outcomes(found[*case, task]) for case in both]
         # Two models may be as often right and yet answer differently (Dutta et al., "Accuracy is Not All You Need", 2024).
         changed = None if None in right else sum(map(operator.ne, *right)) / len(right[0])
-        factor, unit = scale_of(settings["metric"])
-        more = {"n": _result(found, first, task)["n"], "unit": unit, "file": _files(found, both, [task])}
         text = None if changed is None else f"({100 * changed:.0f}%)"
-        yield cells(task, apart[task].scaled(factor), text=text, **more, **known)
+        factor, unit = scale_of(settings["metric"])
+        number = found[*first, task].result["n"]
+        yield difference(task, apart[task].scaled(factor), [task], text=text, n=number, unit=unit)
     if tasks and all(task in apart for task in tasks):
         mean = mean_of([apart[task] for task in tasks])
-        yield cells("average", mean.scaled(100), n=len(tasks), file=_files(found, both, tasks), **known)
-    mine, theirs = (_result(found, case, "fidelity").get("chats") for case in both)
-    if mine and theirs and first.model == second.model and mine["positions"] == theirs["positions"]:
+        yield difference("average", mean.scaled(100), tasks, n=len(tasks))
+    if first.model != second.model:
+        return
+    mine, theirs = (result.get("chats") for result in results("fidelity"))
+    if mine and theirs and mine["positions"] == theirs["positions"]:
         for measure, factor in CLOSENESS.items():
-            sums = [one - other for one, other in zip(mine[measure], theirs[measure], strict=True)]
-            close = ratio(sums, mine["positions"])
-            more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
-            yield cells(measure, estimate(**close).scaled(factor), **more, **known)
-    readings = [_result(found, case, "reading") for case in both]
-    if first.model == second.model and all(readings):
+            close = ratio(list(map(operator.sub, mine[measure], theirs[measure])), mine["positions"])
+            yield difference(measure, estimate(**close).scaled(factor), ["fidelity"], n=close["n"])
+    if all(readings := results("reading")):
         for metric, value in _passages_apart(*readings):
-            yield cells(metric, value.scaled(100), file=_files(found, both, ["reading"]), **known)
+            yield difference(metric, value.scaled(100), ["reading"])
 
 
 def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Estimate]]:
