@@ -163,7 +163,7 @@ class Kind(NamedTuple):
     Attributes:
         form: table or figure.
         entry: the class of its entries.
-        make: `module:function` that is given the resolved entry and its files and returns a `writers.Table` or a
+        make: `module:function` of this package that is given the resolved entry and its files and returns a `writers.Table` or a
             `drawing.Drawing`; empty if nothing is made. It raises a `UserError` if a file cannot be read or is of something
             else, or there is nothing to draw.
         needs: the inputs it reads, as `inputs` names them; those of a table follow from its columns.
@@ -177,22 +177,21 @@ class Kind(NamedTuple):
     exactly: Mapping[str, int] = {}
 
 
-_HERE = "pipeline.artifacts"
 KINDS = {
-    "table": Kind("table", Table, f"{_HERE}.tables:make"),
-    "flops": Kind("table", Flops, f"{_HERE}.flops:make", ("dimensions",), {"models": 1}),
-    "answers": Kind("table", Answers, f"{_HERE}.lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
-    "settings": Kind("table", Settings, f"{_HERE}.lists:settings", ("scores",), {"models": 1}),
-    "contents": Kind("table", Entry, f"{_HERE}.lists:contents"),
-    "claims": Kind("table", Entry, f"{_HERE}.judge:make", ("tables", "architectures")),
-    "throughput": Kind("figure", Throughput, f"{_HERE}.speed:throughput", ("serving",)),
-    "latency": Kind("figure", Latency, f"{_HERE}.speed:latency", ("serving",), {"models": 1}),
-    "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
-    "similarity": Kind("figure", Variants, f"{_HERE}.layers:similarity", ("similarity",)),
-    "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading", "similarity"), {"models": 1}),
-    "tokens": Kind("figure", Tokens, f"{_HERE}.tokens:make", ("training", "fidelity", "reading", "scores")),
-    "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
-    "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
+    "table": Kind("table", Table, "tables:make"),
+    "flops": Kind("table", Flops, "flops:make", ("dimensions",), {"models": 1}),
+    "answers": Kind("table", Answers, "lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
+    "settings": Kind("table", Settings, "lists:settings", ("scores",), {"models": 1}),
+    "contents": Kind("table", Entry, "lists:contents"),
+    "claims": Kind("table", Entry, "judge:make", ("tables", "architectures")),
+    "throughput": Kind("figure", Throughput, "speed:throughput", ("serving",)),
+    "latency": Kind("figure", Latency, "speed:latency", ("serving",), {"models": 1}),
+    "forward": Kind("figure", Served, "speed:forward", ("serving",), {"models": 1, "points": 1}),
+    "similarity": Kind("figure", Variants, "layers:similarity", ("similarity",)),
+    "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
+    "tokens": Kind("figure", Tokens, "tokens:make", ("training", "fidelity", "reading", "scores")),
+    "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
+    "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),
 }
 

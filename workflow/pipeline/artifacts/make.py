@@ -29,7 +29,7 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     """
     paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    artifact = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
+    artifact = resolve_name(f"{__package__}.{KINDS[entry['kind']].make}")(entry, paths)
     about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
     shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
     write_json(outputs["json"], about | {"files": shipped})
