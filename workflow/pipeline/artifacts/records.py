@@ -15,7 +15,7 @@ from pipeline.measure.run import read_point, recorded_settings
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-_OPTIONAL = ("data", "checkpoint", "file")
+_OPTIONAL = ("engine", "cost", "data", "checkpoint", "file")
 
 
 class Record(NamedTuple):
@@ -47,8 +47,7 @@ class Record(NamedTuple):
         """
         content = read_json(path)
         known = content if isinstance(content, dict) else {}
-        optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
-        if missing := [name for name in cls._fields if name not in {*known, *optional}]:
+        if missing := [name for name in cls._fields if name not in {*known, *_OPTIONAL}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
