@@ -90,8 +90,7 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
     axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
     alike = [one for one in records if (one.model["name"], one.what) == (record.model["name"], record.what)]
     theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
-    turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
-    if not (turns and theirs):
+    if not (theirs and record.case == BASELINE and record.ok):
         return record
     samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
     return record._replace(result={**record.result, f"samples_{unit}": samples})
