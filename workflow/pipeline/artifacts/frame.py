@@ -52,10 +52,8 @@ Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what el
 
 def frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
     """Rows as a frame with all of `COLUMNS`: numbers as floats, empty cells of words as ""."""
-    made = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    made[WORDS] = made[WORDS].astype(object).where(made[WORDS].notna(), "")
-    made[list(NUMBERS)] = made[list(NUMBERS)].astype(float)
-    return made
+    made = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
+    return made.astype(dict.fromkeys(NUMBERS, float)).fillna(dict.fromkeys(WORDS, ""))
 
 
 def read_frame(file: Path) -> pd.DataFrame:
