@@ -94,4 +94,4 @@ def make(entry: Entry, files: Files) -> Table:
         rows += [cells(name, exact(value)) for name, value in further.items()]
         known = {"source": "arithmetic", "file": in_project(path), **Case(model["name"], variant, kv_cache)._asdict()}
         shown.add(row | known for row in rows)
-    return print_panels(shown, f"{heading(entry)}, {length:,} tokens")
+    return print_panels(shown)._replace(title=f"{heading(entry)}, {length:,} tokens")

@@ -146,8 +146,8 @@ def make(entry: Entry, files: Files) -> Table:
     return print_panels(Shown(entry, files))
 
 
-def print_panels(shown: Shown, title: str | None = None) -> Table:
-    """Print the panels of an entry; the title is that of `heading` unless one is given."""
+def print_panels(shown: Shown) -> Table:
+    """Print the panels of an entry."""
     entry, printed = shown.entry, []
     printers = {
         "measured": _measured, "differences": _differences, "questions": _questions, "statements": _statements,
@@ -166,7 +166,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
     notes += [METRICS[name].note for name in dict.fromkeys(columns(entry)) if name in METRICS and METRICS[name].note]
     notes += shown.footnotes.lines()
-    return Table(entry["name"], title or heading(entry), shown.data, grids, notes)
+    return Table(entry["name"], heading(entry), shown.data, grids, notes)
 
 
 def _measured(shown: Shown, panel: Panel) -> Grid:
