@@ -49,8 +49,9 @@ def estimate(value: float, stderr: float | None = None, n: int | None = None) ->
 
     if stderr is None or (n is not None and n < 2):
         return Estimate(value)
-    quantile = stats.norm.ppf(0.5 + LEVEL / 2) if n is None else stats.t.ppf(0.5 + LEVEL / 2, n - 1)
-    return Estimate(value, stderr, value - float(quantile) * stderr, value + float(quantile) * stderr)
+    upper = 0.5 + LEVEL / 2
+    reach = stderr * float(stats.norm.ppf(upper) if n is None else stats.t.ppf(upper, n - 1))
+    return Estimate(value, stderr, value - reach, value + reach)
 
 
 def exact(value: float) -> Estimate:
