@@ -154,7 +154,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, top)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.yaxis.set_major_formatter("{x:,g}")
     axis.tick_params(axis="x", length=0)
 
 
@@ -184,4 +184,4 @@ def wide_axis(axis, values: Iterable[float], times: bool = False) -> None:
         subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 150 * low else (1,)
         axis.set_major_locator(LogLocator(base=10, subs=subs) if wide else AutoLocator())
         axis.minorticks_off()
-    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.set_major_formatter("{x:,g}")
