@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from cycler import cycler
 
 from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look, new_figure
 from pipeline.artifacts.labels import heading
@@ -10,9 +10,10 @@ from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Entry, Files, Numbers
 
 # Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
+_LOOKS = cycler(
+    color=_COLORS, marker=list("os^DvPX"), linestyle=["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), "-", "--"]
+)
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
@@ -31,10 +32,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     axis = figure.subplots()
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
-    for number, model in enumerate(entry["models"]):
+    for model, style in zip(entry["models"], _LOOKS(), strict=False):
         curve, pair, stars = (rows[rows["model"] == model["name"]] for rows in (scores, pairs, published))
-        looks = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-        style: dict[str, Any] = {name: cycle[number % len(cycle)] for name, cycle in looks.items()}
         layers = len(curve) + 1  # the last has no later one
         why = entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
         size = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
