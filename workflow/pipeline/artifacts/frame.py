@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.rates import latency_rows
-from pipeline.artifacts.records import Record
+from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import (
     Estimate,
     bootstrapped_ratio,
@@ -39,7 +39,6 @@ COLUMNS = (
 NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
-BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
@@ -69,12 +68,12 @@ def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
-    bases = {(one.model["name"], one.what): one for one in paired if one.case == BASELINE and one.ok}
+    bases = {(one.case.model, one.what): one for one in paired if one.case.unchanged and one.ok}
     # All are compared with the baseline without speculation.
-    plain = {record.model["name"]: record for record in bases.values() if not record.settings.get("speculative")}
+    plain = {record.case.model: record for record in bases.values() if not record.settings.get("speculative")}
     rows: list[Row] = []
     for record in paired:
-        model = record.model["name"]
+        model = record.case.model
         speculates = record.settings.get("speculative") and model in plain
         rows += _rows(record, plain[model] if speculates else bases.get((model, record.what)))
     return frame(rows)
@@ -86,9 +85,9 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
     So its bars and the speed-ups over it are of the same times.
     """
     axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
-    alike = [one for one in records if (one.model["name"], one.what) == (record.model["name"], record.what)]
+    alike = [one for one in records if (one.case.model, one.what) == (record.case.model, record.what)]
     theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
-    if not (theirs and record.case == BASELINE and record.ok):
+    if not (theirs and record.case.unchanged and record.ok):
         return record
     samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
     return record._replace(result={**record.result, f"samples_{unit}": samples})
@@ -121,9 +120,8 @@ def cells(metric: str, value: Estimate | float | str | None = None, **more: Any)
 
 def row(record: Record, metric: str, value: Estimate | float | str | None = None, **more: Any) -> Row:
     """A row of a record."""
-    case = {"model": record.model["name"], "variant": record.variant, "kv_cache": record.kv_cache}
     origin = {"point": record.settings.get("point"), "conditions": record.conditions, "file": record.file}
-    return cells(metric, value, **case | origin | more)
+    return cells(metric, value, **record.case._asdict() | origin | more)
 
 
 def _limits(record: Record, base: Record | None) -> dict[str, float]:
@@ -257,7 +255,7 @@ def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | Non
     Args:
         which: unit and place, as of `Record.times`.
     """
-    if record.case == BASELINE:
+    if record.case.unchanged:
         return exact(1.0)
     if turns := record.turns(*which):
         return ratio_of_turns(*turns)
@@ -294,7 +292,7 @@ def _by_batch(record: Record, base: Record | None) -> Found:
 def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
-    for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
+    for side, case in (("baseline_", Case(record.case.model, "baseline")._asdict()), ("", {})):
         answers, samples = (record.value(f"{side}{name}") for name in ("answers", "samples_ms"))
         if not (answers and samples):
             continue

@@ -32,8 +32,7 @@ from pipeline.artifacts.claims import (
 from pipeline.artifacts.frame import interval, read_frame
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import show_interval
-from pipeline.artifacts.published import Case
-from pipeline.artifacts.records import PROJECT
+from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
 from pipeline.statistics import Estimate, exact, independent_ratio
 from swiftkv.cost import Dimensions

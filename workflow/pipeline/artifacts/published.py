@@ -6,25 +6,17 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from pipeline.artifacts.frame import Row, frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Record, checked_records, in_project, provenance
+from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
 
 Entry = Mapping[str, Any]
 Files = Mapping[str, Sequence[Path]]
-
-
-class Case(NamedTuple):
-    """A variant of a model with a KV-cache format; the model is None if this scale has none for the role."""
-
-    model: str | None
-    variant: str
-    kv_cache: str
 
 
 NOTHING = Case("", "", "")
@@ -154,7 +146,7 @@ def _cells(entry: Entry, line: Mapping[str, str], speed: bool) -> Iterator[Row]:
 def _on_paper_hardware(records: Sequence[Record], model: str, line: Mapping[str, str]) -> bool:
     """Return True if a model's serving records ran on as many H100 GPUs as the published ones; one if none is stated."""
     count = number(line.get("gpus")) or 1
-    own = [record for record in records if record.model["name"] == model]
+    own = [record for record in records if record.case.model == model]
     return bool(own) and all(
         record.gpus and all("H100" in gpu for gpu in record.gpus) and record.devices == count for record in own
     )

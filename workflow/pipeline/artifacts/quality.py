@@ -7,11 +7,10 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
+from pipeline.artifacts.frame import MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
-from pipeline.artifacts.published import Case
-from pipeline.artifacts.records import Record
+from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
 
@@ -49,7 +48,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from average(case, tasks, found)
-        if case.model in read and case[1:] == BASELINE:  # what others are shares of
+        if case.model in read and case.unchanged:  # what others are shares of
             yield from (cells(metric, exact(100), **case._asdict() | {"source": "arithmetic"}) for metric in PASSAGES)
     for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
@@ -57,10 +56,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
 
 def by_case(records: Sequence[Record]) -> Found:
     """Records by model, variant, KV-cache format, and task or measure."""
-    return {
-        (record.model["name"], *record.case, record.what if record.measure == "score" else record.measure): record
-        for record in records
-    }
+    return {(*record.case, record.what if record.measure == "score" else record.measure): record for record in records}
 
 
 def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) -> Iterator[Row]:
@@ -93,7 +89,7 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
     shared = [task for task in accuracies(entry) if scored and all(task in tasks for tasks in scored.values())]
     if entry.get("average") != "above chance":
         return shared
-    baseline = next((case for case in scored if case[1:] == BASELINE), None)
+    baseline = next((case for case in scored if case.unchanged), None)
     return [task for task in shared if baseline and _above_chance(found[*baseline, task], entry["tasks"][task])]
 
 

@@ -18,6 +18,19 @@ from swiftkv.io import read_json
 _OPTIONAL = ("engine", "cost", "data", "checkpoint", "file")
 
 
+class Case(NamedTuple):
+    """A variant of a model with a KV-cache format; the model is None if this scale has none for the role."""
+
+    model: str | None
+    variant: str
+    kv_cache: str = "auto"
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is the baseline, with which others are compared."""
+        return self[1:] == ("baseline", "auto")
+
+
 class Record(NamedTuple):
     """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
@@ -91,9 +104,9 @@ class Record(NamedTuple):
         return self.settings.get("task") or self.settings.get("point") or ""
 
     @property
-    def case(self) -> tuple[str, str]:
-        """Variant and KV-cache format."""
-        return self.variant, self.kv_cache
+    def case(self) -> Case:
+        """Its model, variant and KV-cache format."""
+        return Case(self.model["name"], self.variant, self.kv_cache)
 
     @property
     def gpus(self) -> list[str]:
@@ -159,7 +172,7 @@ def read_records(files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
             record = Record.read(path)
             if INPUTS.get(record.measure) != name:
                 raise UserError(f"{path} is a {record.measure} record, but this artifact reads it as one of its {name}")
-            key = (record.measure, record.model["name"], *record.case, record.what)
+            key = (record.measure, *record.case, record.what)
             if key in records:
                 raise UserError(
                     f"{path} is a second measurement of {' '.join(filter(None, key))}; give one file for each"
@@ -187,7 +200,7 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
     first: dict[tuple[str, str], tuple[Record, Any]] = {}
     for record in records:
         for what, value in _conditions(record).items():
-            other, expected = first.setdefault((record.model["name"], what), (record, value))
+            other, expected = first.setdefault((record.case.model, what), (record, value))
             if value != expected:
                 raise UserError(
                     f"{name} would compare records that differ in {what}: {other.file} has {expected}, {record.file} has "
@@ -262,5 +275,5 @@ def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
         shown |= recorded_settings(read_point(record.what, point, gpus=0, threads=0))
         if shown["dtype"] == "auto":  # the record has what that was on its machine
             del shown["dtype"]
-    specs = entry["specs"].get(record.model["name"], {})
+    specs = entry["specs"].get(record.case.model, {})
     return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})

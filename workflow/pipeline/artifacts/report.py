@@ -18,7 +18,6 @@ from pipeline.artifacts.writers import TEMPLATES, read_html
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_text
 
-
 Artifact = Mapping[str, Any]
 
 

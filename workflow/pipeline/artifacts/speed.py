@@ -20,11 +20,12 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, Row, interval
+from pipeline.artifacts.frame import Row, interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Entry, Files, Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
+from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio
 
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
@@ -104,7 +105,7 @@ def _decoding(served: Served) -> Iterator[str]:
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     """A bar with its speed-up and the one that the FLOP count allows; its limit is as far above it as that above the first."""
     bar, gain = served.bar(case, metric, point), served.value(case, "speedup", point)
-    if bar.value is None or case[1:] == BASELINE or gain is None:
+    if bar.value is None or case.unchanged or gain is None:
         return bar
     words, most = show(gain, ".2f|×"), served.value(case, "speedup_limit", point)
     if not most:
@@ -114,9 +115,9 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
 
 def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    first, nodes, bases = Case(served.entry["models"][0]["name"], *BASELINE), [], {}
+    first, nodes, bases = Case(served.entry["models"][0]["name"], "baseline"), [], {}
     for record in served.records:
-        case = Case(record.model["name"], *record.case)
+        case = record.case
         row = served.find(case, "tokens_per_second", record.what)
         if row and row["value"]:
             speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
@@ -191,7 +192,7 @@ def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], m
 def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     """From the highest rate that was sustained to the lowest that was not, with the gain that both brackets allow."""
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
-    if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
+    if bar.value is None or case.unchanged or not gain or gain["low"] is None:
         return bar
     limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
     text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
@@ -209,9 +210,9 @@ def forward(entry: Entry, files: Files) -> Drawing:
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
     times, gains = figure.subplots(1, 2)
-    base = served.along(Case(entry["models"][0]["name"], *BASELINE), "forward_ms", point)
+    base = served.along(Case(entry["models"][0]["name"], "baseline"), "forward_ms", point)
     for (case, _), style in shown.items():
-        if (limit := served.value(case, "forward_speedup_limit", point)) and case[1:] != BASELINE:
+        if (limit := served.value(case, "forward_speedup_limit", point)) and not case.unchanged:
             times.plot(base["at"], base["value"] / limit, color=style.color, **_DASHED)
             gains.axhline(limit, color=style.color, **_DASHED)
     for axis, metric in ((times, "forward_ms"), (gains, "forward_speedup")):

@@ -24,8 +24,9 @@ from pipeline.artifacts.metrics import (
     show,
     show_interval,
 )
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Entry, Files, Numbers
 from pipeline.artifacts.quality import Line
+from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"

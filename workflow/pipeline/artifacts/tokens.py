@@ -11,7 +11,8 @@ from pipeline.artifacts import quality
 from pipeline.artifacts.drawing import PAGE, Drawing, Look, draw_curve, handle, new_figure
 from pipeline.artifacts.labels import enumeration, heading
 from pipeline.artifacts.metrics import METRICS
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.records import Case
 
 TOKENS = "training_tokens"
 _MARKERS = "osD^vP"
