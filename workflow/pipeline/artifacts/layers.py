@@ -23,8 +23,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     so there is none for the last layer. Stars are values that the paper states of this very model.
     """
     measurements = Numbers(entry, files)
-    rows, published = measurements.rows, measurements.published
-    scores, pairs = (rows[rows["metric"] == metric] for metric in ("simscore", "next_similarity"))
+    published = measurements.published
+    scores, pairs = map(measurements.of, ("simscore", "next_similarity"))
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
     published = published[(published["metric"] == "simscore") & published["value"].notna()]
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
@@ -54,8 +54,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
 def alignment(entry: Entry, files: Files) -> Drawing:
     """Draw the agreement of early exit and full model by its largest probability, and below it the share of positions."""
     measurements = Numbers(entry, files)
-    rows, published = measurements.rows, measurements.published[measurements.published["low"].notna()]
-    density, agreement = (rows[rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent"))
+    published = measurements.published.dropna(subset="low")
+    density, agreement = map(measurements.of, ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
     solid = {"color": _COLORS[1], "linewidth": 2}
     threshold = entry["settings"]["early_exit"]["threshold"]

@@ -42,6 +42,10 @@ class Numbers:
         self.rows = pd.concat([self.rows, frame(rows)], ignore_index=True)
         self.__dict__.pop("_cells", None)
 
+    def of(self, metric: str) -> pd.DataFrame:
+        """Return the measured rows of a metric."""
+        return self.rows[self.rows["metric"] == metric]
+
     @property
     def data(self) -> pd.DataFrame:
         """All rows: the CSV."""

@@ -33,10 +33,10 @@ def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task with the share kept over l; below them, by layer, the attention of heads that read and SimScore."""
     numbers = Numbers(entry, files)
     readings = [record for record in numbers.records if record.measure == "reading"]
-    metrics = dict(iter(numbers.rows.groupby("metric")))
+    rows, scores = map(numbers.of, ("kept", "simscore"))
     numbers.add(differences(readings))
-    rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
-    layers, scores = rows["at"].max(), metrics["simscore"]  # the unchanged model has all layers
+    flops = numbers.of("prompt_flops_percent").drop_duplicates("at").sort_values("at")
+    layers = rows["at"].max()  # the unchanged model has all layers
     rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
     tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
     rows = rows[rows["at"] < layers].sort_values("at")
@@ -65,7 +65,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
     for number, (metric, (color, _)) in enumerate(HEADS.items()):
-        bars = metrics[metric].drop_duplicates("at")
+        bars = numbers.of(metric).drop_duplicates("at")
         strip.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color)
     strip.plot(scores["at"], scores["value"], color="black")
     family = entry["families"][-1]
@@ -118,7 +118,7 @@ def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str
         f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. Rings are "
         "without training, so upper bounds: trained variants may keep as much at a smaller l."
     )
-    ranks = numbers.rows[numbers.rows["metric"] == "simscore_correlation"]
+    ranks = numbers.of("simscore_correlation")
     words = [f"{row.value:+.2f} ({row.variant}, {row.n:g} l up to {row.at:g})" for row in ranks.itertuples()]
     yield f"Spearman's rank correlation of SimScore and what is kept of SQuAD in chats: {', '.join(words)}."
 

@@ -96,8 +96,8 @@ def throughput(entry: Entry, files: Files) -> Drawing:
 
 def _decoding(served: Served) -> Iterator[str]:
     """How much of the baseline's time steps take in which no prompt is left; SwiftKV cannot shorten them."""
-    rows = served.rows
-    shares = rows[(rows["metric"] == "decode_only_percent") & (rows["variant"] == "baseline")]["value"].dropna()
+    rows = served.of("decode_only_percent")
+    shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
         yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
 
@@ -145,14 +145,14 @@ def latency(entry: Entry, files: Files) -> Drawing:
     if not entry.get("together"):
         rows = [{one: looks[one] for one in looks if one[1] == point} for point in entry["points"]]
     panels = ["ttft_median_ms", "tpot_median_ms"]
-    if served.rows["high"][served.rows["metric"] == "highest_sustained_rate"].notna().any():
+    if served.of("highest_sustained_rate")["high"].notna().any():
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
-    opened = (served.rows["metric"] == "sustained") & (served.rows["value"] == 0)
-    notes = ["Open markers: the rate was not sustained."] if opened.any() else []
+    opened = (served.of("sustained")["value"] == 0).any()
+    notes = ["Open markers: the rate was not sustained."] if opened else []
     notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
-    if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
+    if len(sizes := served.of(panels[0])["n"].dropna()):
         runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
         notes.append(f"Each point is of {span(sizes, ',.0f')} requests, in {runs} run{'s' * (runs > 1)}.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)

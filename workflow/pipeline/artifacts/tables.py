@@ -69,7 +69,7 @@ class Shown(Numbers):
 
     def header(self, metric: str) -> str:
         """Return the header of a column; for a task with its shots and questions, and a mark if it is at chance."""
-        rows, chance = self.rows[self.rows["metric"] == metric], self._chance(metric)
+        rows, chance = self.of(metric), self._chance(metric)
         guessing = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
         last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessing else []
         if metric in METRICS:
@@ -193,7 +193,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
 
 def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | None]]:
     """Yield header, metric, point and axis value of a metric's columns: one for each point and batch size."""
-    rows = shown.rows[shown.rows["metric"] == metric]
+    rows = shown.of(metric)
     points = list(shown.entry["points"]) if (rows["point"] != "").any() else [""]
     batches = sorted(rows["at"].dropna().unique()) or [None]
     for point in points:
@@ -263,10 +263,8 @@ def _difference(shown: Shown, row: Row | None) -> str:
 
 def _questions(shown: Shown, panel: Panel) -> Grid:
     """Return a row a question with its accepted answers, a column a variant."""
-    answers = shown.rows[shown.rows["metric"] == "answer"]
-    cells = answers.pivot(index=["at", "part"], columns="variant", values="text").rename(
-        columns=partial(label, shown.entry)
-    )
+    cells = shown.of("answer").pivot(index=["at", "part"], columns="variant", values="text")
+    cells = cells.rename(columns=partial(label, shown.entry))
     return Grid(cells.reset_index("part", names=["", "Question,\naccepted answers"]))
 
 
