@@ -190,9 +190,8 @@ def _judged_on(config: Config) -> dict[str, Any]:
     """Return the artifacts, models, points and chance levels that claims are judged on."""
     shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config.artifacts}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
-    shown_by = {name: other for name, other in shown_by.items() if name not in absent}
     return {
-        "judged_on": {other: kind_of(config, other).form for other in shown_by.values()},
+        "judged_on": {other: kind_of(config, other).form for name, other in shown_by.items() if name not in absent},
         "shown_by": shown_by,
         "absent": absent,
         "roles": {role: next(iter(models_of(config, [role])), None) for role in config.roles},
