@@ -16,13 +16,12 @@ from typing import Any
 from pipeline.artifacts import claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, models_of, rows
+from pipeline.artifacts.inputs import MEASURED, PAPER, Entry, inputs, models_of, rows
 from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
-Entry = Mapping[str, Any]
 
 
 def kind_of(config: Config, name: str) -> Kind:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from pipeline.artifacts.frame import MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
+from pipeline.artifacts.published import Entry
 from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
 
-Entry = Mapping[str, Any]
 Found = Mapping[tuple[str, ...], Record]
 CLOSENESS = {"kl": 1, "top1_agreement": 100}  # measures of closeness that add up over positions, and their factor
 
