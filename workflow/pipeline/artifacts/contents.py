@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.artifacts import claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import MEASURED, PAPER, Entry, inputs, models_of, rows
+from pipeline.artifacts.inputs import MEASURED, PAPER, Entry, files_of, models_of, rows
 from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
@@ -225,7 +225,9 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
 def needs(config: Config, name: str) -> dict[str, list[str]]:
     """Return the input files of an artifact by input; published numbers under "published"."""
     entry = resolve(config, name)
-    return inputs(config, entry, needed(entry))
+    files = {need: list(dict.fromkeys(files_of(config, entry, need))) for need in needed(entry)}
+    published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
+    return files | ({"published": published} if published else {})
 
 
 def label(entry: Entry) -> str:
