@@ -30,7 +30,6 @@ from pipeline.artifacts.claims import (
     Unmeasured,
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
-from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import show_interval
 from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
@@ -236,7 +235,7 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     grids = [
         Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)
     ]
-    return Table(entry["name"], heading(entry), lines, grids)
+    return Table(lines, grids)
 
 
 def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from pipeline.artifacts.frame import frame, row
-from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
 from pipeline.artifacts.published import Entry, Files, Numbers, read_csv
 from pipeline.artifacts.writers import Footnotes, Grid, Table
@@ -42,7 +41,7 @@ def answers(entry: Entry, files: Files) -> Table:
                 printed.append((f"published {footnotes.mark(line['reason'])}", answer, "", "", ""))
                 rows.append(line | {"part": question})
         grids.append(Grid(pd.DataFrame(printed, columns=["", "Answer", "Tokens", "Exited", "Seconds"]), question))
-    return Table(entry["name"], heading(entry), frame(rows), grids, [*measurements.notes, *footnotes.lines()])
+    return Table(frame(rows), grids, [*measurements.notes, *footnotes.lines()])
 
 
 def settings(entry: Entry, files: Files) -> Table:
@@ -81,7 +80,7 @@ def settings(entry: Entry, files: Files) -> Table:
         Grid(printed[["Task", *printed.columns[7:]]], "(b) What was run"),
     ]
     values = printed.rename(columns=lambda header: header.replace("\n", " "))
-    return Table(entry["name"], heading(entry), values, grids, [*measurements.notes, *footnotes.lines()])
+    return Table(values, grids, [*measurements.notes, *footnotes.lines()])
 
 
 def _source(source: Mapping[str, Any]) -> str:
@@ -104,4 +103,4 @@ def contents(entry: Entry, files: Files) -> Table:
             "Files": line["files"] or f"not made {footnotes.mark(line['reason'])}",
         })  # fmt: skip
     grids = [Grid(pd.DataFrame(printed), section) for section, printed in sections.items()]
-    return Table(entry["name"], heading(entry), pd.DataFrame(entry["lines"]), grids, footnotes.lines())
+    return Table(pd.DataFrame(entry["lines"]), grids, footnotes.lines())

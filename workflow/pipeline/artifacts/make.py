@@ -34,4 +34,7 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
     write_json(outputs["json"], about | {"files": shipped})
     write_text(outputs["csv"], artifact.values.to_csv(index=False, lineterminator="\n"))
-    (write_table if entry["form"] == "table" else write_figure)(artifact, outputs)
+    if entry["form"] == "table":
+        write_table(artifact._replace(label=entry["name"], title=artifact.title or about["title"]), outputs)
+    else:
+        write_figure(artifact, outputs)

@@ -12,7 +12,7 @@ import pandas as pd
 from pipeline.artifacts import quality
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, Row, in_bits
-from pipeline.artifacts.labels import heading, label, point_label
+from pipeline.artifacts.labels import label, point_label
 from pipeline.artifacts.metrics import (
     AT_CHANCE,
     IN_NOISE,
@@ -167,7 +167,7 @@ def print_panels(shown: Shown) -> Table:
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
     notes += [METRICS[name].note for name in dict.fromkeys(columns(entry)) if name in METRICS and METRICS[name].note]
     notes += shown.footnotes.lines()
-    return Table(entry["name"], heading(entry), shown.data, grids, notes)
+    return Table(shown.data, grids, notes)
 
 
 def _measured(shown: Shown, panel: Panel) -> Grid:
