@@ -71,7 +71,7 @@ class Entry(Section):
 
 
 class Table(Entry):
-    """Rows of variants, columns of metrics."""
+    """Rows of variants, columns of metrics; or curves over training tokens: each part a curve, each column a panel."""
 
     models: Names | None = key("By role, or a model's own name.", None)
     variants: NamesOrSet | None = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.", None)
@@ -130,15 +130,6 @@ class Reading(Variants):
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
 
 
-class Tokens(Entry):
-    """Quality over training tokens."""
-
-    parts: Listed[Part] = key("Curves: trainings that differ in their length alone.")
-    metrics: Listed[Column] = key("A panel each.")
-    tasks: NamesOrSet = key("Tasks, or a set of them, for averages.")
-    average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
-
-
 class Answers(Variants):
     """Keys of answers with early exit."""
 
@@ -189,7 +180,7 @@ KINDS = {
     "forward": Kind("figure", Served, "speed:forward", ("serving",), {"models": 1, "points": 1}),
     "similarity": Kind("figure", Variants, "layers:similarity", ("similarity",)),
     "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
-    "tokens": Kind("figure", Tokens, "tokens:make", ("training", "fidelity", "reading", "scores")),
+    "tokens": Kind("figure", Table, "tokens:make", ("training", "fidelity", "reading", "scores")),
     "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),
