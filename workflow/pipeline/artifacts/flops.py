@@ -19,7 +19,6 @@ from pipeline.artifacts.tables import Shown, print_panels
 from pipeline.artifacts.writers import Table
 from pipeline.statistics import exact
 from swiftkv.cost import GIBI, GIGA, KV_DTYPE_BYTES, Dimensions, kv_bytes_per_token, prefill_flops, speedup_limits
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -73,11 +72,9 @@ def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str,
 def make(entry: Entry, files: Files) -> Table:
     """The count of the source, the exact count and the limits of each variant, with the published rows below."""
     (path,), (model,), source = files["dimensions"], entry["models"], entry["count"]
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-        raise UserError(f"{path} holds no model configuration: it has no `config`")
-    arch, length = Dimensions.from_config(content["config"]), entry["sequence_length"]
-    length = min(length, content["config"].get("max_position_embeddings") or length)
+    config = read_json(path)["config"]
+    arch, length = Dimensions.from_config(config), entry["sequence_length"]
+    length = min(length, config.get("max_position_embeddings") or length)
     shown = Shown(entry, files)
     rounded = not shown.published.empty
     base = counted(published_gflops(arch, None, length), source, rounded=rounded)["total"]
