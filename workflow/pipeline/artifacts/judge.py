@@ -31,6 +31,7 @@ from pipeline.artifacts.claims import (
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
 from pipeline.artifacts.metrics import show_interval
+from pipeline.artifacts.published import Entry, Files
 from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
 from pipeline.statistics import Estimate, exact, independent_ratio
@@ -226,9 +227,9 @@ def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) 
     return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
 
 
-def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
+def make(entry: Entry, files: Files) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    drawn = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
+    drawn = {Path(file).stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
     tables = {name: drawn[other] for name, other in entry["shown_by"].items() if other in drawn}
     results = Results(tables, *(entry[name] for name in ("roles", "absent", "chances")))
     lines = pd.DataFrame(_line(about, claim, judge(claim, results)) for about in SECTIONS for claim in SECTIONS[about])

@@ -27,11 +27,10 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     Raises:
         UserError: a file is missing, damaged, not of the kind's inputs, or of other settings than the entry's.
     """
-    paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    artifact = resolve_name(f"{__package__}.{KINDS[entry['kind']].make}")(entry, paths)
+    artifact = resolve_name(f"{__package__}.{KINDS[entry['kind']].make}")(entry, files)
     about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
-    shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
+    shipped = {name: [in_project(file) for file in group] for name, group in files.items()}
     write_json(outputs["json"], about | {"files": shipped})
     write_text(outputs["csv"], artifact.values.to_csv(index=False, lineterminator="\n"))
     if entry["form"] == "table":

@@ -16,7 +16,7 @@ from pipeline.artifacts.records import Case, Record, checked_records, in_project
 from swiftkv.errors import UserError
 
 Entry = Mapping[str, Any]
-Files = Mapping[str, Sequence[Path]]
+Files = Mapping[str, Sequence[str | Path]]
 
 
 NOTHING = Case("", "", "")
