@@ -84,13 +84,13 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
 
     So its bars and the speed-ups over it are of the same times.
     """
-    axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
+    _, unit = _BATCHES.get(record.measure, ("", "seconds"))
     alike = [one for one in records if (one.case.model, one.what) == (record.case.model, record.what)]
     theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
     if not (theirs and record.case.unchanged and record.ok):
         return record
-    samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
-    return record._replace(result={**record.result, f"samples_{unit}": samples})
+    samples = np.concatenate(theirs, axis=-1)  # of each batch, where there are several
+    return record._replace(result={**record.result, f"samples_{unit}": samples.tolist()})
 
 
 def _rows(record: Record, base: Record | None) -> Iterator[Row]:
