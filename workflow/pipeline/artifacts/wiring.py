@@ -71,10 +71,9 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
         axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
     def arrows(start: float, column: tuple[float, float], layers: Sequence[range], width: float, color: str) -> None:
-        end, heights = column[0] - column[1] / 2, [(each.start + each.stop) / 2 for each in layers]
-        axis.hlines(heights, start, end, color=color, linewidth=width, zorder=0.5)
-        tips = {"linestyle": "", "marker": ">", "markersize": 3.4 * thin, "markeredgewidth": 0}
-        axis.plot([end - 0.012] * len(heights), heights, color=color, **tips)
+        end, heights = column[0] - column[1] / 2 - 0.012, [(each.start + each.stop) / 2 for each in layers]
+        tips = {"marker": ">", "markevery": [1], "markersize": 3.4 * thin, "markeredgewidth": 0}
+        axis.plot((start, end), (heights, heights), color=color, linewidth=width, **tips)
 
     boxes(_PROMPT, single[:first], _COMPUTED)
     boxes(_PROMPT, single[first:], _SKIPPED)
