@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from pipeline.artifacts import claims
+from pipeline.artifacts import Content, Entry, claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import MEASURED, PAPER, Entry, files_of, models_of, rows
+from pipeline.artifacts.inputs import MEASURED, PAPER, files_of, models_of, rows
 from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
@@ -98,7 +97,7 @@ def repeated(config: Config, name: str) -> str | None:
     return None
 
 
-def resolve(config: Config, name: str) -> dict[str, Any]:
+def resolve(config: Config, name: str) -> Entry:
     """Resolve an entry; with its files, it determines the artifact.
 
     Returns:
@@ -151,7 +150,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     return entry
 
 
-def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
+def _further(config: Config, entry: Entry) -> Content:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
     kind, name = entry["kind"], entry["name"]
     if "early_exit" in needed(entry):
@@ -167,7 +166,7 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     return _judged_on(config) if kind == "claims" else {}
 
 
-def _line(config: Config, name: str) -> dict[str, Any]:
+def _line(config: Config, name: str) -> Content:
     """Return one line of the contents page."""
     listed, missing, form = config.entries[name], left_out(config, name), kind_of(config, name).form
     roles: dict[str | None, dict[str, None]] = {}  # by model
@@ -185,7 +184,7 @@ def _line(config: Config, name: str) -> dict[str, Any]:
     }
 
 
-def _judged_on(config: Config) -> dict[str, Any]:
+def _judged_on(config: Config) -> Content:
     """Return the artifacts, models, points and chance levels that claims are judged on."""
     shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config.artifacts}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
@@ -297,7 +296,7 @@ def _check_part(config: Config, part: Entry, place: str) -> None:
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points and has no quality")
 
 
-def _defined(config: Config, section: str) -> Mapping[str, Any]:
+def _defined(config: Config, section: str) -> Content:
     return config.serving.points if section == "points" else getattr(config, section)
 
 

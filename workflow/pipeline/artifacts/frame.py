@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.artifacts import Content
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.rates import latency_rows
 from pipeline.artifacts.records import Case, Record
@@ -46,7 +47,7 @@ PASSAGES = ("passage_kept_percent", "passage_read_percent")
 _BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
 
 Row = dict[str, Any]
-Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what else their rows say
+Found = Iterator[tuple[Content, Row]]  # values by metric, and what else their rows say
 
 
 def frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
@@ -158,7 +159,7 @@ def _score(record: Record, base: Record | None) -> Found:
     yield {record.what: found.scaled(factor)}, {"n": result["n"], "unit": unit}
 
 
-def _mean(metric: str, found: Mapping[str, Any] | float | None, **more: Any) -> tuple[Row, Row]:
+def _mean(metric: str, found: Content | float | None, **more: Any) -> tuple[Row, Row]:
     """A number of a result, or a mean with its `stderr` and `n`, in the metric's unit."""
     factor = METRICS[metric].factor
     if isinstance(found, Mapping):
@@ -232,7 +233,7 @@ def _reading(record: Record, base: Record | None) -> Found:
             yield {f"{kind}_head": weight}, {"at": layer}
 
 
-def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> np.ndarray:
+def saved_bits(without: Content, given: Content, task: str) -> np.ndarray:
     """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
     return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 

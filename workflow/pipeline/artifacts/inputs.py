@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from pipeline.artifacts import claims
+from pipeline.artifacts import Entry, claims
 from pipeline.config import Config
 from pipeline.stages import STAGES
 
@@ -17,7 +16,6 @@ MEASURED = {
     "early_exit": ("evaluate_early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
     "reading": ("evaluate_reading", ""),
 }  # fmt: skip
-Entry = Mapping[str, Any]
 
 
 def models_of(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:

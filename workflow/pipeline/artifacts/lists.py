@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import frame, row
 from pipeline.artifacts.metrics import MISSING, NONE
-from pipeline.artifacts.published import Entry, Files, Numbers, read_csv
+from pipeline.artifacts.published import Files, Numbers, read_csv
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import exact
 
@@ -83,7 +81,7 @@ def settings(entry: Entry, files: Files) -> Table:
     return Table(values, grids, [*measurements.notes, *footnotes.lines()])
 
 
-def _source(source: Mapping[str, Any]) -> str:
+def _source(source: Content) -> str:
     """Return the kind and name of a data set's source, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
     kind = source.get("kind") or next(kind for kind in ("hub", "package", "local") if kind in source)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import Row, frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
 from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
 
-Entry = Mapping[str, Any]
 Files = Mapping[str, Sequence[str | Path]]
 
 
@@ -156,7 +156,7 @@ def _on_paper_hardware(records: Sequence[Record], model: str, line: Mapping[str,
     )
 
 
-def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:
+def _is_at(point: Content, line: Mapping[str, str]) -> bool:
     """Return True if a point has the memory limit or the input length of a published line."""
     if "memory_gb" in line:
         return point.get("memory_gib") == number(line["memory_gb"])

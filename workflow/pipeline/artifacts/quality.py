@@ -7,10 +7,10 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
-from pipeline.artifacts.published import Entry
 from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
@@ -59,7 +59,7 @@ def by_case(records: Sequence[Record]) -> Found:
     return {(*record.case, record.what if record.measure == "score" else record.measure): record for record in records}
 
 
-def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) -> Iterator[Row]:
+def _reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[Row]:
     """The share of layers that a prompt skips, and of the baseline's bfloat16 cache that is saved; FP8 halves what is left.
 
     Scales are not counted, as in the paper. The cache of a variant with KV heads of its own depends on the teacher's, which
@@ -93,12 +93,12 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
     return [task for task in shared if baseline and _above_chance(found[*baseline, task], entry["tasks"][task])]
 
 
-def _above_chance(record: Record, task: Mapping[str, Any]) -> bool:
+def _above_chance(record: Record, task: Content) -> bool:
     low = estimate(record.result["value"], record.result["stderr"], record.result["n"]).low
     return low is not None and low > task.get("chance", 0.0)
 
 
-def _result(found: Found, case: Case, what: str) -> Mapping[str, Any]:
+def _result(found: Found, case: Case, what: str) -> Content:
     """The numbers of a case's record; empty where it has none."""
     record = found.get((*case, what))
     return record.result if record and record.ok else {}
@@ -158,7 +158,7 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             yield difference(metric, value.scaled(100), ["reading"])
 
 
-def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Estimate]]:
+def _passages_apart(first: Content, second: Content) -> Iterator[tuple[str, Estimate]]:
     """How much more of the passages of the same questions one trained variant keeps and reads than another."""
     model = first["members"][0]
     for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():

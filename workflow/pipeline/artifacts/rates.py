@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from pipeline.artifacts import Content
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
 P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it would be their slowest one or two
 
 
-def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Content, dict[str, Any]]]:
     """Yield values by metric, and the other cells of their rows; `base` is the baseline's record."""
     of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
     for rate in record.result["rates"]:
@@ -36,7 +37,7 @@ def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[
     yield {"highest_sustained_rate": highest, "sustained_rate_speedup": _rate_gain(record, base)}, {}
 
 
-def _of_runs(rate: Mapping[str, Any], name: str, statistic: str) -> list[float]:
+def _of_runs(rate: Content, name: str, statistic: str) -> list[float]:
     """Return a time of each run of one rate, in milliseconds."""
     return [run[f"{name}_ms"][statistic] for run in rate["runs"]]
 

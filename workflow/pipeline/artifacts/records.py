@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
@@ -35,20 +36,20 @@ class Record(NamedTuple):
     """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
     measure: str
-    model: Mapping[str, Any]
+    model: Content
     variant: str
     kv_cache: str = "auto"
     status: str = "ok"
     reason: str = ""  # why it has no numbers
     weights: str | None = None
-    spec: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
-    result: Mapping[str, Any] = {}
-    engine: Mapping[str, Any] = {}
-    cost: Mapping[str, Any] = {}
-    data: Mapping[str, Any] | None = None
-    checkpoint: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] = {}
+    spec: Content | None = None
+    settings: Content = {}
+    result: Content = {}
+    engine: Content = {}
+    cost: Content = {}
+    data: Content | None = None
+    checkpoint: Content | None = None
+    provenance: Content = {}
     file: str = ""  # its place, as tables name it
 
     @classmethod
@@ -69,7 +70,7 @@ class Record(NamedTuple):
         return cls.of(known)._replace(file=in_project(path))
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Record:
+    def of(cls, content: Content) -> Record:
         """The record of a measurement file's content."""
         return cls(**{name: content[name] for name in cls._fields if content.get(name) is not None})
 
@@ -187,7 +188,7 @@ def in_project(path: str | Path) -> str:
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
-def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def checked_records(entry: Entry, files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
     """The records of an artifact that may stand in it, side by side.
 
     Raises:
@@ -234,7 +235,7 @@ def _conditions(record: Record) -> dict[str, Any]:
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
 
 
-def _check_settings(entry: Mapping[str, Any], record: Record) -> None:
+def _check_settings(entry: Entry, record: Record) -> None:
     """Refuse a record of other settings, or of another spec, than its entry; settings that both name are compared."""
     shown, found = _shown(entry, record), {**record.settings, "spec": record.spec}
     if found["spec"] and shown.get("spec"):  # a record's has its reductions too
@@ -264,7 +265,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
     return ["; ".join(filter(None, parts)) + "."]
 
 
-def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
+def _shown(entry: Entry, record: Record) -> dict[str, Any]:
     """The settings that an entry has for one of its records."""
     shown = dict(entry["settings"].get(record.measure, {}))
     task, point = (entry[what].get(record.settings.get(what[:-1])) for what in ("tasks", "points"))

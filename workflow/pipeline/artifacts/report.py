@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pipeline.artifacts import Content
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.published import read_csv
@@ -18,7 +19,7 @@ from pipeline.artifacts.writers import TEMPLATES, read_html
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_text
 
-Artifact = Mapping[str, Any]
+Artifact = Content
 
 
 def read_artifacts(results: Path) -> dict[str, Artifact]:

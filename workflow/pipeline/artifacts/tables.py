@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import quality
+from pipeline.artifacts import Content, Entry, quality
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, Row, in_bits
 from pipeline.artifacts.labels import label, point_label
@@ -24,14 +24,14 @@ from pipeline.artifacts.metrics import (
     show,
     show_interval,
 )
-from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.published import Files, Numbers
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
 _GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"
-Panel = Mapping[str, Any]
+Panel = Content
 
 
 class Shown(Numbers):
@@ -51,7 +51,7 @@ class Shown(Numbers):
         if self.with_fp8 and self.cache_format == "float32":
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
-        self.tasks: Mapping[str, Any] = entry["tasks"]
+        self.tasks: Content = entry["tasks"]
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
         by_case = quality.by_case(self.records)

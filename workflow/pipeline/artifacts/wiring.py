@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
 from pipeline.artifacts.labels import heading, variant_label
-from pipeline.artifacts.published import Entry, Files
+from pipeline.artifacts.published import Files
 from swiftkv.spec import SwiftKVSpec
 
 _COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
@@ -66,7 +66,7 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
     single = [range(layer, layer + 1) for layer in range(total)]
     caches = [*single[:first], *spec.groups]
 
-    def boxes(column: tuple[float, float], layers: Sequence[range], style: Mapping[str, Any]) -> None:
+    def boxes(column: tuple[float, float], layers: Sequence[range], style: Content) -> None:
         bottoms, heights = [each.start + 0.06 for each in layers], [len(each) - 0.12 for each in layers]
         axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
