@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -172,12 +172,11 @@ def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | N
         )
 
 
-def wide_axis(axis, values: Iterable[float], times: bool = False) -> None:
+def wide_axis(axis, values: pd.Series, times: bool = False) -> None:
     """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`."""
     from matplotlib.ticker import AutoLocator, LogLocator
 
-    known = [value for value in values if pd.notna(value)]
-    low, high = min(known, default=1), max(known, default=1)
+    low, high = values.min(), values.max()
     wide = 0 < low <= high / 4
     if wide or times:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
