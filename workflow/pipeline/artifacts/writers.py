@@ -105,7 +105,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {
-    "lines": lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n")),
+    "lines": lambda text: escape(text).replace("\n", Markup("<br>")),
     "latex": _latex,
     "running": _running_text,
     "cells": _latex_row,
