@@ -153,17 +153,13 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
         for measure, factor in CLOSENESS.items():
             close = ratio(list(map(operator.sub, mine[measure], theirs[measure])), mine["positions"])
             yield difference(measure, estimate(**close).scaled(factor), ["fidelity"], n=close["n"])
-    if all(readings := results("reading")):
-        for metric, value in _passages_apart(*readings):
-            yield difference(metric, value.scaled(100), ["reading"])
-
-
-def _passages_apart(first: Content, second: Content) -> Iterator[tuple[str, Estimate]]:
-    """How much more of the passages of the same questions one trained variant keeps and reads than another."""
-    model = first["members"][0]
-    for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():
-        mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in (first, second))
-        yield metric, bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
+    readings = results("reading")
+    if all(readings) and readings[0]["tasks"]["squad"] == readings[1]["tasks"]["squad"]:
+        model = readings[0]["members"][0]
+        for without, metric in enumerate(PASSAGES):
+            mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in readings)
+            kept = bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
+            yield difference(metric, kept.scaled(100), ["reading"])
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:
