@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.artifacts import Entry
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.frame import cells
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import show, significant
-from pipeline.artifacts.published import Files
 from pipeline.artifacts.records import Case, in_project
 from pipeline.artifacts.tables import Shown, print_panels
 from pipeline.artifacts.writers import Table

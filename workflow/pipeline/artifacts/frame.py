@@ -10,14 +10,14 @@ the record, or the published file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pipeline.artifacts import Content
+from pipeline.artifacts import Content, Found, Row
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.rates import latency_rows
 from pipeline.artifacts.records import Case, Record
@@ -45,9 +45,6 @@ MERGED = "merge-all-layers"
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
 # Measurements by batch: their axis, and the unit of the samples.
 _BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
-
-Row = dict[str, Any]
-Found = Iterator[tuple[Content, Row]]  # values by metric, and what else their rows say
 
 
 def frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
@@ -312,7 +309,7 @@ def _answer(record: Record, base: Record | None) -> Found:
         yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
-_MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
+_MEASURES = {
     "score": _score,
     "training": _training,
     "early_exit": _early_exit,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry, flops
+from pipeline.artifacts import Content, Entry, Files, flops
 from pipeline.artifacts.claims import (
     AGREES,
     MODELS,
@@ -31,7 +31,6 @@ from pipeline.artifacts.claims import (
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
 from pipeline.artifacts.metrics import show_interval
-from pipeline.artifacts.published import Files
 from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
 from pipeline.statistics import Estimate, exact, independent_ratio

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cycler import cycler
 
-from pipeline.artifacts import Entry
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look, new_figure
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
-from pipeline.artifacts.published import Files, Numbers
+from pipeline.artifacts.published import Numbers
 
 # Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]

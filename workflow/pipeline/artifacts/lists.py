@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.frame import frame, row
 from pipeline.artifacts.metrics import MISSING, NONE
-from pipeline.artifacts.published import Files, Numbers, read_csv
+from pipeline.artifacts.published import Numbers, read_csv
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import exact
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
-from pipeline.artifacts import Entry
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.drawing import write_figure
 from pipeline.artifacts.entry import KINDS
 from pipeline.artifacts.labels import heading
@@ -15,7 +15,7 @@ from pipeline.artifacts.writers import write_table
 from swiftkv.io import write_json, write_text
 
 
-def make_artifact(entry: Entry, files: dict[str, list[str]], output: Sequence[Path]) -> None:
+def make_artifact(entry: Entry, files: Files, output: Sequence[Path]) -> None:
     """Draw a table or a figure and write its files, each whole or not at all.
 
     Args:

@@ -10,14 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry
-from pipeline.artifacts.frame import Row, frame, measured
+from pipeline.artifacts import Content, Entry, Files, Row
+from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
 from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
-
-Files = Mapping[str, Sequence[str | Path]]
-
 
 NOTHING = Case("", "", "")
 _CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "against_kv_cache")

@@ -7,8 +7,8 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts import Content, Entry
-from pipeline.artifacts.frame import MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
+from pipeline.artifacts import Content, Entry, Row
+from pipeline.artifacts.frame import MERGED, PASSAGES, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.records import Case, Record

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from pipeline.artifacts import Content
+from pipeline.artifacts import Content, Found, Row
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
 P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it would be their slowest one or two
 
 
-def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Content, dict[str, Any]]]:
+def latency_rows(record: Record, base: Record | None) -> Found:
     """Yield values by metric, and the other cells of their rows; `base` is the baseline's record."""
     of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
     for rate in record.result["rates"]:
         at, requests = rate["request_rate"], rate["completed"]
-        values: dict[str, Any] = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
+        values: Row = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
         # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search
         # added differ between variants.
         before = of_base.get(at, {}) if record is not base and at in record.settings["request_rates"] else {}

@@ -7,12 +7,12 @@ from itertools import permutations, product
 
 import pandas as pd
 
-from pipeline.artifacts import Entry
+from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.frame import Row, cells, interval, row, saved_bits
+from pipeline.artifacts.frame import cells, interval, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
-from pipeline.artifacts.published import Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation

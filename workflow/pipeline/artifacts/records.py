@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.artifacts import Content, Entry
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
@@ -160,7 +160,7 @@ class Record(NamedTuple):
         return self.weights == "dummy"
 
 
-def read_records(files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def read_records(files: Files) -> list[Record]:
     """The measurements among the files of an artifact; resolved models and artifacts are passed over.
 
     Raises:
@@ -188,7 +188,7 @@ def in_project(path: str | Path) -> str:
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
-def checked_records(entry: Entry, files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def checked_records(entry: Entry, files: Files) -> list[Record]:
     """The records of an artifact that may stand in it, side by side.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from pipeline.artifacts import Entry, inputs
+from pipeline.artifacts import Entry, Files, Row, inputs
 from pipeline.artifacts.drawing import (
     PAGE,
     Bar,
@@ -20,10 +20,10 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import Row, interval
+from pipeline.artifacts.frame import interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
-from pipeline.artifacts.published import Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio

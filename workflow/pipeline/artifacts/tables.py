@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry, quality
+from pipeline.artifacts import Content, Entry, Files, Row, quality
 from pipeline.artifacts.entry import columns
-from pipeline.artifacts.frame import MERGED, Row, in_bits
+from pipeline.artifacts.frame import MERGED, in_bits
 from pipeline.artifacts.labels import label, point_label
 from pipeline.artifacts.metrics import (
     AT_CHANCE,
@@ -24,7 +24,7 @@ from pipeline.artifacts.metrics import (
     show,
     show_interval,
 )
-from pipeline.artifacts.published import Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table

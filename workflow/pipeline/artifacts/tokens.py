@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from pipeline.artifacts import Entry, quality
+from pipeline.artifacts import Entry, Files, quality
 from pipeline.artifacts.drawing import PAGE, Drawing, Look, draw_curve, handle, new_figure
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.labels import enumeration, heading
 from pipeline.artifacts.metrics import METRICS
-from pipeline.artifacts.published import Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
 
 TOKENS = "training_tokens"

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
 from pipeline.artifacts.labels import heading, variant_label
-from pipeline.artifacts.published import Files
 from swiftkv.spec import SwiftKVSpec
 
 _COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
