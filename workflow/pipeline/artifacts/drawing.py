@@ -6,15 +6,18 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib.style
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import AutoLocator, LogLocator
 
 from swiftkv.io import atomic_path
 
-if TYPE_CHECKING:  # matplotlib is slow to import, and only what draws needs it
-    from matplotlib.figure import Figure
-
+matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 
 # Color and marker of variants; they are the same in every figure.
@@ -82,9 +85,6 @@ def new_figure(
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: lines of the small print.
     """
-    from matplotlib.figure import Figure
-
-    _use_style()
     share, space = width / PAGE, "\N{NO-BREAK SPACE}"
     small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
     figure = Figure(figsize=(width, height + 0.1 * len(small)), layout="constrained")
@@ -98,17 +98,7 @@ def new_figure(
 
 def handle(label: str, *, box: bool = False, **style: Any) -> Any:
     """A legend entry: a line or marker in a style of `Line2D`, or a filled box in a style of `Patch`."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    _use_style()  # it has the size of markers
     return Patch(label=label, **style) if box else Line2D([], [], label=label, **style)
-
-
-def _use_style() -> None:
-    import matplotlib.style
-
-    matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
@@ -174,8 +164,6 @@ def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | N
 
 def wide_axis(axis, values: pd.Series, times: bool = False) -> None:
     """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`."""
-    from matplotlib.ticker import AutoLocator, LogLocator
-
     low, high = values.min(), values.max()
     wide = 0 < low <= high / 4
     if wide or times:

@@ -7,7 +7,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from pipeline.artifacts import Entry, Files
-from pipeline.artifacts.drawing import write_figure
 from pipeline.artifacts.entry import KINDS
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.records import in_project
@@ -36,4 +35,6 @@ def make_artifact(entry: Entry, files: Files, output: Sequence[Path]) -> None:
     if entry["form"] == "table":
         write_table(artifact._replace(label=entry["name"], title=artifact.title or about["title"]), outputs)
     else:
+        from pipeline.artifacts.drawing import write_figure  # matplotlib is slow to import, and only figures need it
+
         write_figure(artifact, outputs)
