@@ -130,7 +130,7 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
     mean = fmean(values)
     if len(values) < 2:
         return mean, None
-    if mean in (0.0, 1.0) and set(values) == {mean}:
+    if set(values) in ({0.0}, {1.0}):
         return mean, share_stderr(math.fsum(values), len(values))
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))
