@@ -89,8 +89,9 @@ def repeated(config: Config, name: str) -> str | None:
     records = _measured(config, raw)
     if not records or any(config.models[model["name"]].published for model in models_of(config, _roles(raw))):
         return None
-    earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
-    for other, entry in earlier:
+    for other, entry in config.entries.items():
+        if other == name:
+            break
         same_kind = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "share"))
         if same_kind and records <= _measured(config, entry) and left_out(config, other) is None:
             return other
