@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry, Files, flops
+from pipeline.artifacts import Content, Entry, Files, Row, flops
 from pipeline.artifacts.claims import (
     AGREES,
     MODELS,
@@ -238,7 +238,7 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(lines, grids)
 
 
-def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
+def _line(about: str, claim: Claim, judged: Verdict) -> Row:
     """Return a line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     unit, weaker = claim.unit and f" {claim.unit}", f"\n({_bounds(claim.weaker)})" if claim.weaker else ""

@@ -210,7 +210,7 @@ def checked_records(entry: Entry, files: Files) -> list[Record]:
     return records
 
 
-def _conditions(record: Record) -> dict[str, Any]:
+def _conditions(record: Record) -> Content:
     """What all records of a model have in common."""
     settings = record.settings
     kind = "serving" if record.measure in POINTS else record.measure
@@ -265,7 +265,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
     return ["; ".join(filter(None, parts)) + "."]
 
 
-def _shown(entry: Entry, record: Record) -> dict[str, Any]:
+def _shown(entry: Entry, record: Record) -> Content:
     """The settings that an entry has for one of its records."""
     shown = dict(entry["settings"].get(record.measure, {}))
     task, point = (entry[what].get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
