@@ -261,15 +261,15 @@ def check(config: Config) -> None:
             raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config.models)}")
     for both in config.stand_ins.items():
         _check_names(config, "variants", both, "stand_ins")
+    published = {file.stem for root in (Path(), PROJECT) for file in (root / PAPER).glob("*.csv")}
     for name, entry in config.entries.items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
             raise UserError(f"{place}: {undefined(entry['kind'], 'the kinds', sorted(KINDS))}")
         read(KINDS[entry["kind"]].entry, entry, place)
         for stem in entry.get("published", []):
-            if not any((root / PAPER / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
-                known = sorted(file.stem for file in (PROJECT / PAPER).glob("*.csv"))
-                raise UserError(f"{place}: {undefined(stem, PAPER, known)}")
+            if stem not in published:
+                raise UserError(f"{place}: {undefined(stem, PAPER, sorted(published))}")
         for part in (entry, *entry.get("parts", [])):
             _check_part(config, part, place)
     for name in names(config):  # some refer to others, so after all are well-formed
