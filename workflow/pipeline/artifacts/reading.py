@@ -39,7 +39,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     flops = numbers.of("prompt_flops_percent").drop_duplicates("at").sort_values("at")
     layers = rows["at"].max()  # the unchanged model has all layers
     rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
-    tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
+    tasks, names = (rows[column].unique() for column in ("point", "curve"))
     rows = rows[rows["at"] < layers].sort_values("at")
     squad, height = rows[rows["point"] == "squad"], -(-len(tasks) // 2)
     numbers.add(correlations(squad, scores, entry["share"]))
