@@ -87,7 +87,7 @@ def new_figure(
     """
     share, space = width / PAGE, "\N{NO-BREAK SPACE}"
     small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
-    figure = Figure(figsize=(width, height + 0.1 * len(small)), layout="constrained")
+    figure = Figure(figsize=(width, height + 0.1 * len(small)))
     kept = re.sub(r" (?=[^()]*\)$)", space, title)
     figure.suptitle(textwrap.fill(kept, int(112 * share)).replace(space, " "))
     longest = max((len(each.get_label()) for each in handles), default=0)
@@ -105,7 +105,7 @@ def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi); equal input gives equal bytes."""
     for form, dated in (("pdf", ("CreationDate", "Creator", "Producer")), ("png", ("Software",))):
         with atomic_path(outputs[form]) as scratch:
-            drawing.figure.savefig(scratch, format=form, dpi=300, metadata=dict.fromkeys(dated))
+            drawing.figure.savefig(scratch, format=form, metadata=dict.fromkeys(dated))
 
 
 class Bar(NamedTuple):
