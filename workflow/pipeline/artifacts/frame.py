@@ -73,7 +73,8 @@ def measured(records: Sequence[Record]) -> pd.DataFrame:
     for record in paired:
         model = record.case.model
         speculates = record.settings.get("speculative") and model in plain
-        rows += _rows(record, plain[model] if speculates else bases.get((model, record.what)))
+        base = plain[model] if speculates else bases.get((model, record.what))
+        rows += _rows(record._replace(base=None if base is record else base))
     return frame(rows)
 
 
@@ -91,11 +92,11 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
     return record._replace(result={**record.result, f"samples_{unit}": samples.tolist()})
 
 
-def _rows(record: Record, base: Record | None) -> Iterator[Row]:
-    """The rows of a record; `base` is the baseline's at the same point, if there is one."""
-    limits = _limits(record, base)
+def _rows(record: Record) -> Iterator[Row]:
+    """The rows of a record."""
+    limits = _limits(record)
     if record.ok:
-        computed = _MEASURES[record.measure](record, base) if record.measure in _MEASURES else ()
+        computed = _MEASURES[record.measure](record) if record.measure in _MEASURES else ()
         for values, more in itertools.chain(_found(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
@@ -122,12 +123,12 @@ def row(record: Record, metric: str, value: Estimate | float | str | None = None
     return cells(metric, value, **record.case._asdict() | origin | more)
 
 
-def _limits(record: Record, base: Record | None) -> dict[str, float]:
+def _limits(record: Record) -> dict[str, float]:
     """Return the limits by the FLOP count or the cost model, by metric; also of a record that is out of memory."""
     factor = 1.0
     if record.measure == "latency":  # the rate that is too high for the baseline
-        compared = base is not None and base is not record and not record.settings.get("speculative")
-        factor = base.value("lowest_unsustained_rate") if compared else None
+        compared = record.base and not record.settings.get("speculative")
+        factor = record.base.value("lowest_unsustained_rate") if compared else None
     found = {name: record.cost.get(metric.limit) for name, metric in of_measure(record.measure).items()}
     return {name: factor * limit for name, limit in found.items() if limit and factor}
 
@@ -148,7 +149,7 @@ def outcomes(record: Record) -> list[float] | None:
     return values if values and set(values) <= {0.0, 1.0} else None
 
 
-def _score(record: Record, base: Record | None) -> Found:
+def _score(record: Record) -> Found:
     result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
     if right is not None and len(right) < FEW:
@@ -175,7 +176,7 @@ def _found(record: Record) -> Found:
             yield _mean(name, found)
 
 
-def _training(record: Record, base: Record | None) -> Found:
+def _training(record: Record) -> Found:
     result = record.result
     device = result["accelerator"] or record.device
     yield (
@@ -187,7 +188,7 @@ def _training(record: Record, base: Record | None) -> Found:
     )
 
 
-def _early_exit(record: Record, base: Record | None) -> Found:
+def _early_exit(record: Record) -> Found:
     alignment = record.result["alignment"]
     total = alignment["all"]["positions"]
     yield {"sure_percent": 100 * alignment["above_threshold"]["positions"] / total}, {}
@@ -197,14 +198,14 @@ def _early_exit(record: Record, base: Record | None) -> Found:
         yield _mean("bin_alignment_percent", part["agreement"], at=at)
 
 
-def _similarity(record: Record, base: Record | None) -> Found:
+def _similarity(record: Record) -> Found:
     errors, n = record.value("simscore_stderr") or [], record.value("documents")
     pairs = record.result["pairwise"][:-1]
     for layer, (value, stderr, pair) in enumerate(itertools.zip_longest(record.result["simscore"], errors, pairs)):
         yield {"simscore": estimate(value, stderr, n), "next_similarity": pair[layer + 1]}, {"at": layer, "n": n}
 
 
-def _reading(record: Record, base: Record | None) -> Found:
+def _reading(record: Record) -> Found:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
 
     `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model;
@@ -235,7 +236,7 @@ def saved_bits(without: Content, given: Content, task: str) -> np.ndarray:
     return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 
 
-def _throughput(record: Record, base: Record | None) -> Found:
+def _throughput(record: Record) -> Found:
     times = record.times()
     runs = of_turns(times).inverse()  # a second
     speeds = {
@@ -243,11 +244,11 @@ def _throughput(record: Record, base: Record | None) -> Found:
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
-    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(times)}
+    yield speeds | {"speedup": _speedup(record)}, {"n": len(times)}
     yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 
-def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | None:
+def _speedup(record: Record, *which: Any) -> Estimate | None:
     """Baseline time over own time: of turns where both took them, else of two records of the same requests.
 
     Args:
@@ -257,12 +258,12 @@ def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | Non
         return exact(1.0)
     if turns := record.turns(*which):
         return ratio_of_turns(*turns)
-    return base and ratio_of_repeats(base.times(*which), record.times(*which))
+    return record.base and ratio_of_repeats(record.base.times(*which), record.times(*which))
 
 
-def _capacity(record: Record, base: Record | None) -> Found:
+def _capacity(record: Record) -> Found:
     tokens, size = (record.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
-    gain = None
+    base, gain = record.base, 1.0 if record.case.unchanged else None
     if base is not None:
         base_tokens, base_size = (base.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
         # At equal cache memory: the budgets differ a little where the weights do.
@@ -276,18 +277,18 @@ def _of_16_bits(record: Record, size: float) -> float:
     return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 
-def _by_batch(record: Record, base: Record | None) -> Found:
+def _by_batch(record: Record) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
     axis, unit = _BATCHES[record.measure]
     for place, at in enumerate(record.result[axis]):
-        times, gain = record.times(unit, place), _speedup(record, base, unit, place)
+        times, gain = record.times(unit, place), _speedup(record, unit, place)
         shown = of_turns(times).scaled(1000 if forward else 1)
         yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(times)}
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
 
 
-def _answer(record: Record, base: Record | None) -> Found:
+def _answer(record: Record) -> Found:
     """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
     for side, case in (("baseline_", Case(record.case.model, "baseline")._asdict()), ("", {})):

@@ -16,7 +16,7 @@ from pipeline.measure.run import read_point, recorded_settings
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-_OPTIONAL = ("engine", "cost", "data", "checkpoint", "file")
+_OPTIONAL = ("engine", "cost", "data", "checkpoint", "file", "base")
 
 
 class Case(NamedTuple):
@@ -51,6 +51,7 @@ class Record(NamedTuple):
     checkpoint: Content | None = None
     provenance: Content = {}
     file: str = ""  # its place, as tables name it
+    base: Record | None = None  # the baseline's of the same measurement that it is compared with
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
