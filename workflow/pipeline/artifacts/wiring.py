@@ -27,9 +27,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     values are projected from. `cache_owner` is the layer whose cache it reads: the first of its AcrossKV group, or itself.
     """
     (model,), total, specs = entry["models"], entry["num_hidden_layers"], {}
+    fields = entry["specs"][model["name"]]
     for variant, _ in entry["cases"]:
-        fields = entry["specs"][model["name"]][variant]
-        specs[variant] = SwiftKVSpec(**fields) if fields else SwiftKVSpec(total, total)
+        specs[variant] = SwiftKVSpec(**fields[variant]) if fields[variant] else SwiftKVSpec(total, total)
     handles = [
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
@@ -41,7 +41,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
     for number, (variant, spec) in enumerate(specs.items(), 1):
         axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
-        axis.set_title(variant_label(entry["specs"][model["name"]][variant]))
+        axis.set_title(variant_label(fields[variant]))
         _panel(axis, spec)
     data = [
         {
