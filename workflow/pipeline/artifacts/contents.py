@@ -210,7 +210,7 @@ def _roles(raw: Entry) -> list[str]:
 
 def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     """Return the measurements that an entry shows whole: model, variant, KV-cache format, input, and point or task."""
-    measured: set[tuple[str, ...]] = set()
+    measured = set()
     for part in _parts(raw):
         models = [model["name"] for model in models_of(config, part["models"])]
         measured |= set(itertools.product(models, raw.get("families", ())))

@@ -32,7 +32,7 @@ class Numbers:
         self.records = checked_records(entry, files)
         self.published = published(entry, files.get("published", ()), self.records)
         self.rows = measured(self.records)
-        self.notes: list[str] = [*entry.get("notes", []), *provenance(self.records)]
+        self.notes = [*entry.get("notes", []), *provenance(self.records)]
 
     def add(self, rows: Iterable[Mapping[Any, Any]]) -> None:
         """Add rows that the artifact computes from others."""

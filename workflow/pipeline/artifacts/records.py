@@ -168,7 +168,7 @@ def read_records(files: Files) -> list[Record]:
         UserError: a missing, damaged or incomplete file, one of another measurement, or a second one for the same model,
             variant, KV cache and point.
     """
-    records: dict[tuple[str, ...], Record] = {}
+    records = {}
     for name in dict.fromkeys(INPUTS.values()):
         for path in files.get(name, ()):
             record = Record.read(path)
@@ -199,7 +199,7 @@ def checked_records(entry: Entry, files: Files) -> list[Record]:
     records, name = read_records(files), entry["name"]
     for record in records:
         _check_settings(entry, record)
-    first: dict[tuple[str, str], tuple[Record, Any]] = {}
+    first = {}  # by model and condition, the first record that has it, and how
     for record in records:
         for what, value in _conditions(record).items():
             other, expected = first.setdefault((record.case.model, what), (record, value))

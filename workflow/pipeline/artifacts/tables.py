@@ -51,7 +51,7 @@ class Shown(Numbers):
         if self.with_fp8 and self.cache_format == "float32":
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
-        self.tasks: Content = entry["tasks"]
+        self.tasks = entry["tasks"]
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
         by_case = quality.by_case(self.records)
