@@ -65,8 +65,11 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     """
     artifacts = read_artifacts(results)
     records, headline = _records(artifacts), result(artifacts)
-    known = {"result": headline, "origin": provenance(records), "artifacts": artifacts}
-    write_text(page, _render("report.html", verdicts=VERDICTS, forms=FORMS, **known))
+    origin = provenance(records)
+    write_text(
+        page,
+        _render("report.html", result=headline, origin=origin, artifacts=artifacts, verdicts=VERDICTS, forms=FORMS),
+    )
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
     if headline:
