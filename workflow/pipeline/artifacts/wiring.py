@@ -69,7 +69,9 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
         bottoms, heights = [each.start + 0.06 for each in layers], [len(each) - 0.12 for each in layers]
         axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
-    def arrows(start: float, column: tuple[float, float], layers: Sequence[range], width: float, color: str) -> None:
+    def arrows(
+        start: float, column: tuple[float, float], layers: Sequence[range], width: float = thin, color: str = "0.35"
+    ) -> None:
         end, heights = column[0] - column[1] / 2 - 0.012, [(each.start + each.stop) / 2 for each in layers]
         tips = {"marker": ">", "markevery": [1], "markersize": 3.4 * thin, "markeredgewidth": 0}
         axis.plot((start, end), (heights, heights), color=color, linewidth=width, **tips)
@@ -79,8 +81,8 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
     boxes(_KEPT, caches, _CACHE)
     boxes(_GENERATED, single, _COMPUTED)
     right = [middle + width / 2 for middle, width in (_PROMPT, _KEPT)]
-    arrows(right[0], _KEPT, single[:first], thin, "0.35")
-    arrows(right[1], _GENERATED, single, thin, "0.35")
+    arrows(right[0], _KEPT, single[:first])
+    arrows(right[1], _GENERATED, single)
     if spec.groups:
         arrows(_RISER, _KEPT, spec.groups, 2 * thin, _SOURCE)
         top = (spec.groups[-1].start + total) / 2
