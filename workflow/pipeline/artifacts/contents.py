@@ -20,8 +20,6 @@ from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
-_SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
-
 
 def kind_of(config: Config, name: str) -> Kind:
     """Return the kind of an entry."""
@@ -285,7 +283,7 @@ def _check_part(config: Config, part: Entry, place: str) -> None:
             raise UserError(
                 f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config.roles)}"
             )
-    for section in _SETS:
+    for section in ("variants", "points", "tasks"):
         listed, sets = part.get(section), getattr(config.sets, section)
         if isinstance(listed, str) and listed not in sets:
             form = f"; for one of {section} write [{listed}]" if listed in _defined(config, section) else ""

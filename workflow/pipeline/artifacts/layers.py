@@ -46,8 +46,12 @@ def similarity(entry: Entry, files: Files) -> Drawing:
             star = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black", "markerfacecolor": "white"}
             axis.plot(100 * stars["at"] / layers, stars["value"], label="published", **star)
     axis.plot([], [], color="0.4", linestyle=":", linewidth=0.8, label="to the next layer's input alone")
-    axis.set(xlabel="Depth of layer $l$ of $L$: $l / L$ (%)", ylabel=METRICS["simscore"].header)
-    axis.set(xlim=(-2, 102), ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03))  # so that no marker is cut
+    axis.set(
+        xlabel="Depth of layer $l$ of $L$: $l / L$ (%)",
+        ylabel=METRICS["simscore"].header,
+        xlim=(-2, 102),
+        ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03),  # so that no marker is cut
+    )
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1))
     return Drawing(figure, measurements.data)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.artifacts import Content, Found, Row
+from pipeline.artifacts import Content, Found
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
@@ -17,7 +17,7 @@ def latency_rows(record: Record) -> Found:
     of_base = {rate["request_rate"]: rate for rate in record.base.result["rates"]} if record.base else {}
     for rate in record.result["rates"]:
         at, requests = rate["request_rate"], rate["completed"]
-        values: Row = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
+        values = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
         # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search
         # added differ between variants.
         before = of_base.get(at, {}) if at in record.settings["request_rates"] else {}

@@ -61,8 +61,13 @@ def make(entry: Entry, files: Files) -> Drawing:
                 best = lasting(curve, entry["share"])[:1]
                 axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
         kind, _, size = task.partition("-")
-        axis.set(title=TITLES[kind].format(size), ylabel=METRICS["kept"].header, ylim=(LOWEST, 1.25))
-        axis.set(xlabel="Layers that prompts run, $l$ (above: FLOPs)", xlim=(flops["at"].min() - 0.5, layers + 0.5))
+        axis.set(
+            title=TITLES[kind].format(size),
+            xlabel="Layers that prompts run, $l$ (above: FLOPs)",
+            ylabel=METRICS["kept"].header,
+            xlim=(flops["at"].min() - 0.5, layers + 0.5),
+            ylim=(LOWEST, 1.25),
+        )
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
     for number, (metric, (color, _)) in enumerate(HEADS.items()):

@@ -15,7 +15,6 @@ from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
 
-TOKENS = "training_tokens"
 _MARKERS = "osD^vP"
 
 
@@ -48,6 +47,8 @@ def _curve(numbers: Numbers, cases: Iterable[Case], metric: str) -> pd.DataFrame
     rows = [
         row | {"at": tokens}
         for case in cases
-        if (tokens := numbers.value(case, TOKENS)) and (row := numbers.find(case, metric)) and row["value"] is not None
+        if (tokens := numbers.value(case, "training_tokens"))
+        and (row := numbers.find(case, metric))
+        and row["value"] is not None
     ]
     return pd.DataFrame(rows, columns=["at", "value", "low", "high"]).astype(float).sort_values("at")
