@@ -84,9 +84,9 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
 
     With `average: above chance`, only those in which the baseline is clearly better than guessing.
     """
-    scored = {case: [task for task in accuracies(entry) if _result(found, case, task)] for case in cases}
-    scored = {case: tasks for case, tasks in scored.items() if tasks}
-    shared = [task for task in accuracies(entry) if scored and all(task in tasks for tasks in scored.values())]
+    known = accuracies(entry)
+    scored = {case: tasks for case in cases if (tasks := [task for task in known if _result(found, case, task)])}
+    shared = [task for task in known if scored and all(task in tasks for tasks in scored.values())]
     if entry.get("average") != "above chance":
         return shared
     baseline = next((case for case in scored if case.unchanged), None)
