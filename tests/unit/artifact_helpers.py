@@ -5,7 +5,7 @@ The numbers mean nothing.
 
 import copy
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 
 from snakemake.utils import update_config
 from tests.programs import ROOT, read_yaml
@@ -67,8 +67,7 @@ def resolved(kind, name="table", scale_name="", **raw):
 
 def made(entry, **files):
     """What an entry's kind makes of records and published files, by input name."""
-    module, _, function = KINDS[entry["kind"]].make.partition(":")
-    return getattr(import_module(module), function)(entry, files)
+    return resolve_name(f"pipeline.artifacts.{KINDS[entry['kind']].make}")(entry, files)
 
 
 def saved(folder, records):

@@ -122,7 +122,7 @@ def test_a_part_that_no_model_plays_is_there_with_its_reason():
 
 
 def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
-    panels = [{"caption": name, "columns": [name], "across": "variant"} for name in ("tokens_per_second", "speedup")]
+    panels = [{"caption": name, "columns": [name], "rows": "points"} for name in ("tokens_per_second", "speedup")]
     points, variants = ["memory-80gib", "memory-20gib"], ["baseline", "swiftkv-50"]
     entry = resolved("table", models=["small"], variants=variants, points=points, panels=panels)
     speeds = zip(variants, (2e4, 3e4), strict=True)
@@ -181,7 +181,7 @@ def odd_table():
     odd = pd.DataFrame({"a_b\n%": [f"{MISSING} [1]", "$x & y_z|<b>"], "c": ["1", "2"], "d": [f"{OOM} [1]", "w" * 90]})
     grid = Grid(odd, "x_y & <i>", (1,), {0: "(a) 50 % & more_of <it>", 1: "(b) " + "long title " * 9})
     notes = ["5 > 3 | “a” → ‖ ± × … 漢", "sha256:" + "0123456789abcdef" * 16, "/a_path/with-dashes" * 20]
-    return Table("odd", r"100% of a_b & c #1 {~^\} <u>", odd, [grid, grid], notes)
+    return Table(odd, [grid, grid], notes, r"100% of a_b & c #1 {~^\} <u>", "odd")
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def tables(tmp_path):
     made_up = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity), published=published)
     cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written
     frame = pd.DataFrame([["swiftkv-50-across16", *[cell] * 8]] * 60, columns=["Variant", *map(str, range(8))])
-    return [made_up, odd_table(), Table("long", "Long", frame, [Grid(frame, "(a) scores")] * 3)]
+    return [made_up, odd_table(), Table(frame, [Grid(frame, "(a) scores")] * 3)]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -220,7 +220,7 @@ def test_html_and_markdown_have_every_cell(tables):
         assert headings == [title for grid in table.grids for title in grid.headings.values()]
         assert all(part in html.unescape(page) for part in (table.title, *table.notes))
         for grid in table.grids:
-            lines = [line for line in to_markdown(Table("x", "x", table.values, [grid])).split("\n") if line[:1] == "|"]
+            lines = [line for line in to_markdown(Table(table.values, [grid])).split("\n") if line[:1] == "|"]
             assert len(lines) == len(grid.frame) + len(grid.headings) + 2
             assert {line.replace(r"\|", "").count("|") for line in lines} == {len(grid.frame.columns) + 1}
 

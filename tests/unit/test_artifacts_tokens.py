@@ -9,7 +9,7 @@ from pipeline.artifacts import contents
 def test_a_curve_has_each_training_at_its_tokens(tmp_path):
     variants = ["swiftkv-25", "swiftkv-50", "swiftkv-50-tuned"]
     parts = [{"title": "a curve", "models": ["small"], "variants": variants}]
-    entry = resolved("tokens", parts=parts, metrics=["kl", "average"], tasks=["winogrande"])
+    entry = resolved("tokens", parts=parts, panels=[{"columns": ["kl", "average"]}], tasks=["winogrande"])
     trainings = [training(LLAMA, variant) for variant in variants[:2]]
     for record, tokens in zip(trainings, (400, 100), strict=True):
         record["result"]["tokens"] = tokens

@@ -6,7 +6,6 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.programs import run as start
@@ -245,9 +244,9 @@ def test_the_page_and_the_demo_show_what_the_shipped_records_give(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     config = read_config(read_profile("local"))
     assert not [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE, "demo")) if why]
-    made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
+    made = read_artifacts(REDRAWN / "local")
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    sentence = result({"claims": SimpleNamespace(lines=read_csv(SHIPPED / CLAIMS))})
+    sentence = result({"claims": {"lines": read_csv(SHIPPED / CLAIMS)}})
     assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE], sentence)
     # And the demo says its own.
     closeness = read_json(SHIPPED / FIDELITY.replace("swiftkv-50", "swiftkv-33-tuned-quarter"))

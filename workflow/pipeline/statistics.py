@@ -49,8 +49,9 @@ def estimate(value: float, stderr: float | None = None, n: int | None = None) ->
 
     if stderr is None or (n is not None and n < 2):
         return Estimate(value)
-    quantile = stats.norm.ppf(0.5 + LEVEL / 2) if n is None else stats.t.ppf(0.5 + LEVEL / 2, n - 1)
-    return Estimate(value, stderr, value - float(quantile) * stderr, value + float(quantile) * stderr)
+    upper = 0.5 + LEVEL / 2
+    reach = stderr * (stats.norm.ppf(upper) if n is None else stats.t.ppf(upper, n - 1))
+    return Estimate(value, stderr, value - reach, value + reach)
 
 
 def exact(value: float) -> Estimate:
@@ -62,8 +63,7 @@ def wilson(hits: float, number: int) -> tuple[float, float]:
     """Ends of the Wilson score interval of the share `hits / number`; not empty where none or all are hits."""
     from scipy import stats
 
-    found = stats.binomtest(round(hits), number).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    return stats.binomtest(round(hits), number).proportion_ci(LEVEL, method="wilson")
 
 
 def of_turns(times: Sequence[float]) -> Estimate:
@@ -90,7 +90,7 @@ def hodges_lehmann(values: Sequence[float]) -> Estimate:
     # How many of the 2^n choices of signs give each sum of positive ranks
     choices = functools.reduce(np.convolve, ([1.0] + rank * [0.0] + [1.0] for rank in range(len(values))))
     outside = int(np.searchsorted(np.cumsum(choices) / 2 ** len(values), (1 - LEVEL) / 2, side="right"))
-    return Estimate(float(np.median(means)), None, float(means[outside - 1]), float(means[-outside]))
+    return Estimate(np.median(means), None, means[outside - 1], means[-outside])
 
 
 def ratio_of_turns(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
@@ -107,7 +107,7 @@ def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimat
 
     logs = [[math.log(time) for time in times] for times in (baseline, own)]
     value = math.exp(fmean(logs[0]) - fmean(logs[1]))
-    if min(map(len, logs)) < 2 or all(max(side) == min(side) for side in logs):
+    if min(map(len, logs)) < 2:
         return Estimate(value)
     low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
     return Estimate(value, None, math.exp(low), math.exp(high))
@@ -130,7 +130,7 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
     mean = fmean(values)
     if len(values) < 2:
         return mean, None
-    if mean in (0.0, 1.0) and set(values) == {mean}:
+    if set(values) in ({0.0}, {1.0}):
         return mean, share_stderr(math.fsum(values), len(values))
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))
@@ -175,7 +175,7 @@ def bootstrapped_ratio(above: Collection[float], below: Collection[float]) -> Es
         method="percentile",
         rng=0,
     )
-    return Estimate(value, float(found.standard_error), *map(float, found.confidence_interval))
+    return Estimate(value, found.standard_error, *found.confidence_interval)
 
 
 def rank_correlation(first: Sequence[Estimate], second: Sequence[Estimate]) -> Estimate:
@@ -193,10 +193,10 @@ def rank_correlation(first: Sequence[Estimate], second: Sequence[Estimate]) -> E
     apart = np.diff(stats.rankdata(drawn, axis=2), axis=1)[:, 0]
     number = len(first)
     found = 1 - 6 * (apart**2).sum(axis=1) / (number * (number**2 - 1))
-    value = float(stats.spearmanr(*values).statistic)
+    value = stats.spearmanr(*values).statistic
     if np.isnan(deviations).any():
         return Estimate(value)
-    return Estimate(value, None, *map(float, np.quantile(found, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])))
+    return Estimate(value, None, *np.quantile(found, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]))
 
 
 def share(hits: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.artifacts import Content
 from pipeline.artifacts.metrics import span
 from pipeline.config import load_yaml
 
@@ -30,7 +31,7 @@ _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit in GiB", "depth": "
 _COUNTED = ("capacity_ratio", "training_tokens")  # metrics that training does not change
 
 Bounds = Sequence[float]
-Cell = Mapping[str, Any]
+Cell = Content
 
 
 class Claim(NamedTuple):
@@ -84,7 +85,7 @@ class Results(NamedTuple):
     """
 
     tables: Mapping[str, pd.DataFrame]
-    roles: Mapping[str, Any]
+    roles: Content
     absent: Mapping[str, str] = {}
     chances: Mapping[str, float] = {}
 

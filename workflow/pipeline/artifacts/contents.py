@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from pipeline.artifacts import claims
+from pipeline.artifacts import Content, Entry, claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, models_of, rows
+from pipeline.artifacts.inputs import MEASURED, PAPER, files_of, models_of, rows
 from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
-
-_SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
-Entry = Mapping[str, Any]
 
 
 def kind_of(config: Config, name: str) -> Kind:
@@ -91,15 +87,16 @@ def repeated(config: Config, name: str) -> str | None:
     records = _measured(config, raw)
     if not records or any(config.models[model["name"]].published for model in models_of(config, _roles(raw))):
         return None
-    earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
-    for other, entry in earlier:
+    for other, entry in config.entries.items():
+        if other == name:
+            break
         same_kind = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "share"))
         if same_kind and records <= _measured(config, entry) and left_out(config, other) is None:
             return other
     return None
 
 
-def resolve(config: Config, name: str) -> dict[str, Any]:
+def resolve(config: Config, name: str) -> Entry:
     """Resolve an entry; with its files, it determines the artifact.
 
     Returns:
@@ -152,7 +149,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     return entry
 
 
-def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
+def _further(config: Config, entry: Entry) -> Content:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
     kind, name = entry["kind"], entry["name"]
     if "early_exit" in needed(entry):
@@ -168,7 +165,7 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     return _judged_on(config) if kind == "claims" else {}
 
 
-def _line(config: Config, name: str) -> dict[str, Any]:
+def _line(config: Config, name: str) -> Content:
     """Return one line of the contents page."""
     listed, missing, form = config.entries[name], left_out(config, name), kind_of(config, name).form
     roles: dict[str | None, dict[str, None]] = {}  # by model
@@ -186,13 +183,12 @@ def _line(config: Config, name: str) -> dict[str, Any]:
     }
 
 
-def _judged_on(config: Config) -> dict[str, Any]:
+def _judged_on(config: Config) -> Content:
     """Return the artifacts, models, points and chance levels that claims are judged on."""
     shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config.artifacts}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
-    shown_by = {name: other for name, other in shown_by.items() if name not in absent}
     return {
-        "judged_on": {other: kind_of(config, other).form for other in shown_by.values()},
+        "judged_on": {other: kind_of(config, other).form for name, other in shown_by.items() if name not in absent},
         "shown_by": shown_by,
         "absent": absent,
         "roles": {role: next(iter(models_of(config, [role])), None) for role in config.roles},
@@ -212,7 +208,7 @@ def _roles(raw: Entry) -> list[str]:
 
 def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     """Return the measurements that an entry shows whole: model, variant, KV-cache format, input, and point or task."""
-    measured: set[tuple[str, ...]] = set()
+    measured = set()
     for part in _parts(raw):
         models = [model["name"] for model in models_of(config, part["models"])]
         measured |= set(itertools.product(models, raw.get("families", ())))
@@ -227,7 +223,9 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
 def needs(config: Config, name: str) -> dict[str, list[str]]:
     """Return the input files of an artifact by input; published numbers under "published"."""
     entry = resolve(config, name)
-    return inputs(config, entry, needed(entry))
+    files = {need: list(dict.fromkeys(files_of(config, entry, need))) for need in needed(entry)}
+    published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
+    return files | ({"published": published} if published else {})
 
 
 def label(entry: Entry) -> str:
@@ -261,15 +259,15 @@ def check(config: Config) -> None:
             raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config.models)}")
     for both in config.stand_ins.items():
         _check_names(config, "variants", both, "stand_ins")
+    published = {file.stem for root in (Path(), PROJECT) for file in (root / PAPER).glob("*.csv")}
     for name, entry in config.entries.items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
             raise UserError(f"{place}: {undefined(entry['kind'], 'the kinds', sorted(KINDS))}")
         read(KINDS[entry["kind"]].entry, entry, place)
         for stem in entry.get("published", []):
-            if not any((root / PAPER / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
-                known = sorted(file.stem for file in (PROJECT / PAPER).glob("*.csv"))
-                raise UserError(f"{place}: {undefined(stem, PAPER, known)}")
+            if stem not in published:
+                raise UserError(f"{place}: {undefined(stem, PAPER, sorted(published))}")
         for part in (entry, *entry.get("parts", [])):
             _check_part(config, part, place)
     for name in names(config):  # some refer to others, so after all are well-formed
@@ -285,7 +283,7 @@ def _check_part(config: Config, part: Entry, place: str) -> None:
             raise UserError(
                 f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config.roles)}"
             )
-    for section in _SETS:
+    for section in ("variants", "points", "tasks"):
         listed, sets = part.get(section), getattr(config.sets, section)
         if isinstance(listed, str) and listed not in sets:
             form = f"; for one of {section} write [{listed}]" if listed in _defined(config, section) else ""
@@ -297,7 +295,7 @@ def _check_part(config: Config, part: Entry, place: str) -> None:
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points and has no quality")
 
 
-def _defined(config: Config, section: str) -> Mapping[str, Any]:
+def _defined(config: Config, section: str) -> Content:
     return config.serving.points if section == "points" else getattr(config, section)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib.style
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import AutoLocator, LogLocator
 
 from swiftkv.io import atomic_path
 
-if TYPE_CHECKING:  # matplotlib is slow to import, and only what draws needs it
-    from matplotlib.figure import Figure
-
+matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 
 # Color and marker of variants; they are the same in every figure.
@@ -82,12 +85,9 @@ def new_figure(
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: lines of the small print.
     """
-    from matplotlib.figure import Figure
-
-    _use_style()
     share, space = width / PAGE, "\N{NO-BREAK SPACE}"
     small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
-    figure = Figure(figsize=(width, height + 0.1 * len(small)), layout="constrained")
+    figure = Figure(figsize=(width, height + 0.1 * len(small)))
     kept = re.sub(r" (?=[^()]*\)$)", space, title)
     figure.suptitle(textwrap.fill(kept, int(112 * share)).replace(space, " "))
     longest = max((len(each.get_label()) for each in handles), default=0)
@@ -98,24 +98,14 @@ def new_figure(
 
 def handle(label: str, *, box: bool = False, **style: Any) -> Any:
     """A legend entry: a line or marker in a style of `Line2D`, or a filled box in a style of `Patch`."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    _use_style()  # it has the size of markers
     return Patch(label=label, **style) if box else Line2D([], [], label=label, **style)
-
-
-def _use_style() -> None:
-    import matplotlib.style
-
-    matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi); equal input gives equal bytes."""
     for form, dated in (("pdf", ("CreationDate", "Creator", "Producer")), ("png", ("Software",))):
         with atomic_path(outputs[form]) as scratch:
-            drawing.figure.savefig(scratch, format=form, dpi=300, metadata=dict.fromkeys(dated))
+            drawing.figure.savefig(scratch, format=form, metadata=dict.fromkeys(dated))
 
 
 class Bar(NamedTuple):
@@ -154,7 +144,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, top)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.yaxis.set_major_formatter("{x:,g}")
     axis.tick_params(axis="x", length=0)
 
 
@@ -172,16 +162,13 @@ def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | N
         )
 
 
-def wide_axis(axis, values: Iterable[float], times: bool = False) -> None:
+def wide_axis(axis, values: pd.Series, times: bool = False) -> None:
     """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`."""
-    from matplotlib.ticker import AutoLocator, LogLocator
-
-    known = [value for value in values if pd.notna(value)]
-    low, high = min(known, default=1), max(known, default=1)
+    low, high = values.min(), values.max()
     wide = 0 < low <= high / 4
     if wide or times:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 150 * low else (1,)
         axis.set_major_locator(LogLocator(base=10, subs=subs) if wide else AutoLocator())
         axis.minorticks_off()
-    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.set_major_formatter("{x:,g}")

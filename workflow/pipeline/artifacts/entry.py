@@ -35,19 +35,18 @@ class Panel(Section):
 
     caption: Text | None = key("What it shows.", None)
     columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
-    rows: Literal["measured", "differences", "questions", "statements"] = key(
-        "A row a variant; differences to a reference of the same questions and chats; a row a question; or what the sources "
-        "state of the artifact.",
+    rows: Literal["measured", "differences", "questions", "statements", "points"] = key(
+        "A row a variant; differences to a reference of the same questions and chats; a row a question; what the sources state "
+        "of the artifact; or a row a model and point, with a column a variant.",
         "measured",
     )
-    across: Literal["variant"] | None = key("variant: a column a variant and a row a model and point.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.columns and self.rows != "statements":
             raise ValueError("needs columns")
-        if self.across and len(self.columns) != 1:
-            raise ValueError("across: variant takes one column")
+        if self.rows == "points" and len(self.columns) != 1:
+            raise ValueError("rows: points takes one column")
         return self
 
 
@@ -72,7 +71,7 @@ class Entry(Section):
 
 
 class Table(Entry):
-    """Rows of variants, columns of metrics."""
+    """Rows of variants, columns of metrics; or curves over training tokens: each part a curve, each column a panel."""
 
     models: Names | None = key("By role, or a model's own name.", None)
     variants: NamesOrSet | None = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.", None)
@@ -131,15 +130,6 @@ class Reading(Variants):
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
 
 
-class Tokens(Entry):
-    """Quality over training tokens."""
-
-    parts: Listed[Part] = key("Curves: trainings that differ in their length alone.")
-    metrics: Listed[Column] = key("A panel each.")
-    tasks: NamesOrSet = key("Tasks, or a set of them, for averages.")
-    average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
-
-
 class Answers(Variants):
     """Keys of answers with early exit."""
 
@@ -164,7 +154,7 @@ class Kind(NamedTuple):
     Attributes:
         form: table or figure.
         entry: the class of its entries.
-        make: `module:function` that is given the resolved entry and its files and returns a `writers.Table` or a
+        make: `module:function` of this package that is given the resolved entry and its files and returns a `writers.Table` or a
             `drawing.Drawing`; empty if nothing is made. It raises a `UserError` if a file cannot be read or is of something
             else, or there is nothing to draw.
         needs: the inputs it reads, as `inputs` names them; those of a table follow from its columns.
@@ -178,22 +168,21 @@ class Kind(NamedTuple):
     exactly: Mapping[str, int] = {}
 
 
-_HERE = "pipeline.artifacts"
 KINDS = {
-    "table": Kind("table", Table, f"{_HERE}.tables:make"),
-    "flops": Kind("table", Flops, f"{_HERE}.flops:make", ("dimensions",), {"models": 1}),
-    "answers": Kind("table", Answers, f"{_HERE}.lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
-    "settings": Kind("table", Settings, f"{_HERE}.lists:settings", ("scores",), {"models": 1}),
-    "contents": Kind("table", Entry, f"{_HERE}.lists:contents"),
-    "claims": Kind("table", Entry, f"{_HERE}.judge:make", ("tables", "architectures")),
-    "throughput": Kind("figure", Throughput, f"{_HERE}.speed:throughput", ("serving",)),
-    "latency": Kind("figure", Latency, f"{_HERE}.speed:latency", ("serving",), {"models": 1}),
-    "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
-    "similarity": Kind("figure", Variants, f"{_HERE}.layers:similarity", ("similarity",)),
-    "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading", "similarity"), {"models": 1}),
-    "tokens": Kind("figure", Tokens, f"{_HERE}.tokens:make", ("training", "fidelity", "reading", "scores")),
-    "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
-    "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
+    "table": Kind("table", Table, "tables:make"),
+    "flops": Kind("table", Flops, "flops:make", ("dimensions",), {"models": 1}),
+    "answers": Kind("table", Answers, "lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
+    "settings": Kind("table", Settings, "lists:settings", ("scores",), {"models": 1}),
+    "contents": Kind("table", Entry, "lists:contents"),
+    "claims": Kind("table", Entry, "judge:make", ("tables", "architectures")),
+    "throughput": Kind("figure", Throughput, "speed:throughput", ("serving",)),
+    "latency": Kind("figure", Latency, "speed:latency", ("serving",), {"models": 1}),
+    "forward": Kind("figure", Served, "speed:forward", ("serving",), {"models": 1, "points": 1}),
+    "similarity": Kind("figure", Variants, "layers:similarity", ("similarity",)),
+    "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
+    "tokens": Kind("figure", Table, "tokens:make", ("training", "fidelity", "reading", "scores")),
+    "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
+    "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),
 }
 

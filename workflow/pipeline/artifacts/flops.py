@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.frame import cells
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import show, significant
-from pipeline.artifacts.published import Case, Entry, Files
-from pipeline.artifacts.records import in_project
+from pipeline.artifacts.records import Case, in_project
 from pipeline.artifacts.tables import Shown, print_panels
 from pipeline.artifacts.writers import Table
 from pipeline.statistics import exact
 from swiftkv.cost import GIBI, GIGA, KV_DTYPE_BYTES, Dimensions, kv_bytes_per_token, prefill_flops, speedup_limits
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -73,11 +72,9 @@ def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str,
 def make(entry: Entry, files: Files) -> Table:
     """The count of the source, the exact count and the limits of each variant, with the published rows below."""
     (path,), (model,), source = files["dimensions"], entry["models"], entry["count"]
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-        raise UserError(f"{path} holds no model configuration: it has no `config`")
-    arch, length = Dimensions.from_config(content["config"]), entry["sequence_length"]
-    length = min(length, content["config"].get("max_position_embeddings") or length)
+    config = read_json(path)["config"]
+    arch, length = Dimensions.from_config(config), entry["sequence_length"]
+    length = min(length, config.get("max_position_embeddings") or length)
     shown = Shown(entry, files)
     rounded = not shown.published.empty
     base = counted(published_gflops(arch, None, length), source, rounded=rounded)["total"]
@@ -94,4 +91,4 @@ def make(entry: Entry, files: Files) -> Table:
         rows += [cells(name, exact(value)) for name, value in further.items()]
         known = {"source": "arithmetic", "file": in_project(path), **Case(model["name"], variant, kv_cache)._asdict()}
         shown.add(row | known for row in rows)
-    return print_panels(shown, f"{heading(entry)}, {length:,} tokens")
+    return print_panels(shown)._replace(title=f"{heading(entry)}, {length:,} tokens")

@@ -10,16 +10,17 @@ the record, or the published file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pipeline.artifacts import Content, Found, Row
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.rates import latency_rows
-from pipeline.artifacts.records import Record
+from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import (
     Estimate,
     bootstrapped_ratio,
@@ -39,23 +40,17 @@ COLUMNS = (
 NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
-BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
 # Measurements by batch: their axis, and the unit of the samples.
 _BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
 
-Row = dict[str, Any]
-Found = Iterator[tuple[Mapping[str, Any], Row]]  # values by metric, and what else their rows say
-
 
 def frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
     """Rows as a frame with all of `COLUMNS`: numbers as floats, empty cells of words as ""."""
-    made = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    made[WORDS] = made[WORDS].astype(object).where(made[WORDS].notna(), "")
-    made[list(NUMBERS)] = made[list(NUMBERS)].astype(float)
-    return made
+    made = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
+    return made.astype(dict.fromkeys(NUMBERS, float)).fillna(dict.fromkeys(WORDS, ""))
 
 
 def read_frame(file: Path) -> pd.DataFrame:
@@ -71,14 +66,15 @@ def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
-    bases = {(one.model["name"], one.what): one for one in paired if one.case == BASELINE and one.ok}
+    bases = {(one.case.model, one.what): one for one in paired if one.case.unchanged and one.ok}
     # All are compared with the baseline without speculation.
-    plain = {record.model["name"]: record for record in bases.values() if not record.settings.get("speculative")}
+    plain = {record.case.model: record for record in bases.values() if not record.settings.get("speculative")}
     rows: list[Row] = []
     for record in paired:
-        model = record.model["name"]
+        model = record.case.model
         speculates = record.settings.get("speculative") and model in plain
-        rows += _rows(record, plain[model] if speculates else bases.get((model, record.what)))
+        base = plain[model] if speculates else bases.get((model, record.what))
+        rows += _rows(record._replace(base=None if base is record else base))
     return frame(rows)
 
 
@@ -87,21 +83,20 @@ def _with_turns(record: Record, records: Sequence[Record]) -> Record:
 
     So its bars and the speed-ups over it are of the same times.
     """
-    axis, unit = _BATCHES.get(record.measure, ("", "seconds"))
-    alike = [one for one in records if (one.model["name"], one.what) == (record.model["name"], record.what)]
+    _, unit = _BATCHES.get(record.measure, ("", "seconds"))
+    alike = [one for one in records if (one.case.model, one.what) == (record.case.model, record.what)]
     theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
-    turns = record.measure in ("throughput", *_BATCHES) and record.case == BASELINE and record.ok
-    if not (turns and theirs):
+    if not (theirs and record.case.unchanged and record.ok):
         return record
-    samples = [sum(sizes, []) for sizes in zip(*theirs, strict=True)] if axis else sum(theirs, [])
-    return record._replace(result={**record.result, f"samples_{unit}": samples})
+    samples = np.concatenate(theirs, axis=-1)  # of each batch, where there are several
+    return record._replace(result={**record.result, f"samples_{unit}": samples.tolist()})
 
 
-def _rows(record: Record, base: Record | None) -> Iterator[Row]:
-    """The rows of a record; `base` is the baseline's at the same point, if there is one."""
-    limits = _limits(record, base)
+def _rows(record: Record) -> Iterator[Row]:
+    """The rows of a record."""
+    limits = _limits(record)
     if record.ok:
-        computed = _MEASURES[record.measure](record, base) if record.measure in _MEASURES else ()
+        computed = _MEASURES[record.measure](record) if record.measure in _MEASURES else ()
         for values, more in itertools.chain(_found(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
@@ -124,17 +119,16 @@ def cells(metric: str, value: Estimate | float | str | None = None, **more: Any)
 
 def row(record: Record, metric: str, value: Estimate | float | str | None = None, **more: Any) -> Row:
     """A row of a record."""
-    case = {"model": record.model["name"], "variant": record.variant, "kv_cache": record.kv_cache}
     origin = {"point": record.settings.get("point"), "conditions": record.conditions, "file": record.file}
-    return cells(metric, value, **case | origin | more)
+    return cells(metric, value, **record.case._asdict() | origin | more)
 
 
-def _limits(record: Record, base: Record | None) -> dict[str, float]:
+def _limits(record: Record) -> dict[str, float]:
     """Return the limits by the FLOP count or the cost model, by metric; also of a record that is out of memory."""
     factor = 1.0
     if record.measure == "latency":  # the rate that is too high for the baseline
-        compared = base is not None and base is not record and not record.settings.get("speculative")
-        factor = base.value("lowest_unsustained_rate") if compared else None
+        compared = record.base and not record.settings.get("speculative")
+        factor = record.base.value("lowest_unsustained_rate") if compared else None
     found = {name: record.cost.get(metric.limit) for name, metric in of_measure(record.measure).items()}
     return {name: factor * limit for name, limit in found.items() if limit and factor}
 
@@ -155,7 +149,7 @@ def outcomes(record: Record) -> list[float] | None:
     return values if values and set(values) <= {0.0, 1.0} else None
 
 
-def _score(record: Record, base: Record | None) -> Found:
+def _score(record: Record) -> Found:
     result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
     if right is not None and len(right) < FEW:
@@ -163,7 +157,7 @@ def _score(record: Record, base: Record | None) -> Found:
     yield {record.what: found.scaled(factor)}, {"n": result["n"], "unit": unit}
 
 
-def _mean(metric: str, found: Mapping[str, Any] | float | None, **more: Any) -> tuple[Row, Row]:
+def _mean(metric: str, found: Content | float | None, **more: Any) -> tuple[Row, Row]:
     """A number of a result, or a mean with its `stderr` and `n`, in the metric's unit."""
     factor = METRICS[metric].factor
     if isinstance(found, Mapping):
@@ -182,7 +176,7 @@ def _found(record: Record) -> Found:
             yield _mean(name, found)
 
 
-def _training(record: Record, base: Record | None) -> Found:
+def _training(record: Record) -> Found:
     result = record.result
     device = result["accelerator"] or record.device
     yield (
@@ -194,7 +188,7 @@ def _training(record: Record, base: Record | None) -> Found:
     )
 
 
-def _early_exit(record: Record, base: Record | None) -> Found:
+def _early_exit(record: Record) -> Found:
     alignment = record.result["alignment"]
     total = alignment["all"]["positions"]
     yield {"sure_percent": 100 * alignment["above_threshold"]["positions"] / total}, {}
@@ -204,14 +198,14 @@ def _early_exit(record: Record, base: Record | None) -> Found:
         yield _mean("bin_alignment_percent", part["agreement"], at=at)
 
 
-def _similarity(record: Record, base: Record | None) -> Found:
+def _similarity(record: Record) -> Found:
     errors, n = record.value("simscore_stderr") or [], record.value("documents")
     pairs = record.result["pairwise"][:-1]
     for layer, (value, stderr, pair) in enumerate(itertools.zip_longest(record.result["simscore"], errors, pairs)):
         yield {"simscore": estimate(value, stderr, n), "next_similarity": pair[layer + 1]}, {"at": layer, "n": n}
 
 
-def _reading(record: Record, base: Record | None) -> Found:
+def _reading(record: Record) -> Found:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
 
     `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model;
@@ -237,12 +231,12 @@ def _reading(record: Record, base: Record | None) -> Found:
             yield {f"{kind}_head": weight}, {"at": layer}
 
 
-def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> np.ndarray:
+def saved_bits(without: Content, given: Content, task: str) -> np.ndarray:
     """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
     return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 
 
-def _throughput(record: Record, base: Record | None) -> Found:
+def _throughput(record: Record) -> Found:
     times = record.times()
     runs = of_turns(times).inverse()  # a second
     speeds = {
@@ -250,26 +244,26 @@ def _throughput(record: Record, base: Record | None) -> Found:
         for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
         for value in [record.value(name)]
     }
-    yield speeds | {"speedup": _speedup(record, base)}, {"n": len(times)}
+    yield speeds | {"speedup": _speedup(record)}, {"n": len(times)}
     yield {"engine_kv_tokens": record.engine.get("kv_cache_tokens")}, {}
 
 
-def _speedup(record: Record, base: Record | None, *which: Any) -> Estimate | None:
+def _speedup(record: Record, *which: Any) -> Estimate | None:
     """Baseline time over own time: of turns where both took them, else of two records of the same requests.
 
     Args:
         which: unit and place, as of `Record.times`.
     """
-    if record.case == BASELINE:
+    if record.case.unchanged:
         return exact(1.0)
     if turns := record.turns(*which):
         return ratio_of_turns(*turns)
-    return base and ratio_of_repeats(base.times(*which), record.times(*which))
+    return record.base and ratio_of_repeats(record.base.times(*which), record.times(*which))
 
 
-def _capacity(record: Record, base: Record | None) -> Found:
+def _capacity(record: Record) -> Found:
     tokens, size = (record.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
-    gain = None
+    base, gain = record.base, 1.0 if record.case.unchanged else None
     if base is not None:
         base_tokens, base_size = (base.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
         # At equal cache memory: the budgets differ a little where the weights do.
@@ -283,21 +277,21 @@ def _of_16_bits(record: Record, size: float) -> float:
     return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 
-def _by_batch(record: Record, base: Record | None) -> Found:
+def _by_batch(record: Record) -> Found:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
     axis, unit = _BATCHES[record.measure]
     for place, at in enumerate(record.result[axis]):
-        times, gain = record.times(unit, place), _speedup(record, base, unit, place)
+        times, gain = record.times(unit, place), _speedup(record, unit, place)
         shown = of_turns(times).scaled(1000 if forward else 1)
         yield {"forward_ms" if forward else "decode_ms": shown}, {"at": at, "n": len(times)}
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
 
 
-def _answer(record: Record, base: Record | None) -> Found:
+def _answer(record: Record) -> Found:
     """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
-    for side, case in (("baseline_", dict(zip(("variant", "kv_cache"), BASELINE, strict=True))), ("", {})):
+    for side, case in (("baseline_", Case(record.case.model, "baseline")._asdict()), ("", {})):
         answers, samples = (record.value(f"{side}{name}") for name in ("answers", "samples_ms"))
         if not (answers and samples):
             continue
@@ -316,7 +310,7 @@ def _answer(record: Record, base: Record | None) -> Found:
         yield {"first_token_ms": of_turns(samples)}, {"n": len(samples), **case}
 
 
-_MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
+_MEASURES = {
     "score": _score,
     "training": _training,
     "early_exit": _early_exit,

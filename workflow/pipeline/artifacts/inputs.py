@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from pipeline.artifacts import claims
+from pipeline.artifacts import Entry, claims
 from pipeline.config import Config
 from pipeline.stages import STAGES
 
@@ -17,14 +16,6 @@ MEASURED = {
     "early_exit": ("evaluate_early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
     "reading": ("evaluate_reading", ""),
 }  # fmt: skip
-Entry = Mapping[str, Any]
-
-
-def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
-    """Return the files of a resolved entry: measurements by input, and published numbers."""
-    files = {name: list(dict.fromkeys(_files(config, entry, name))) for name in needs}
-    published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
-    return files | ({"published": published} if published else {})
 
 
 def models_of(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
@@ -40,7 +31,8 @@ def rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
         yield from ((model, *case) for model in part["models"] for case in part["cases"])
 
 
-def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
+def files_of(config: Config, entry: Entry, name: str) -> Iterator[str]:
+    """Yield the files of an input of a resolved entry; some may come twice."""
     models = [model["name"] for model in entry["models"]]
     if name == "dimensions":  # the published configuration if there is one
         for model in models:

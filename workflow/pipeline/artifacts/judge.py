@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from pipeline.artifacts import flops
+from pipeline.artifacts import Content, Entry, Files, Row, flops
 from pipeline.artifacts.claims import (
     AGREES,
     MODELS,
@@ -30,10 +30,8 @@ from pipeline.artifacts.claims import (
     Unmeasured,
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
-from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import show_interval
-from pipeline.artifacts.published import Case
-from pipeline.artifacts.records import PROJECT
+from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
 from pipeline.statistics import Estimate, exact, independent_ratio
 from swiftkv.cost import Dimensions
@@ -223,24 +221,24 @@ _ARITHMETIC = {
 # The table
 
 
-def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def with_settings(table: pd.DataFrame, points: Mapping[str, Content]) -> pd.DataFrame:
     """Add `SETTINGS` of the serving points as columns."""
     return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
 
 
-def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
+def make(entry: Entry, files: Files) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    drawn = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
+    drawn = {Path(file).stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
     tables = {name: drawn[other] for name, other in entry["shown_by"].items() if other in drawn}
     results = Results(tables, *(entry[name] for name in ("roles", "absent", "chances")))
     lines = pd.DataFrame(_line(about, claim, judge(claim, results)) for about in SECTIONS for claim in SECTIONS[about])
     grids = [
         Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)
     ]
-    return Table(entry["name"], heading(entry), lines, grids)
+    return Table(lines, grids)
 
 
-def _line(about: str, claim: Claim, judged: Verdict) -> dict[str, Any]:
+def _line(about: str, claim: Claim, judged: Verdict) -> Row:
     """Return a line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     unit, weaker = claim.unit and f" {claim.unit}", f"\n({_bounds(claim.weaker)})" if claim.weaker else ""

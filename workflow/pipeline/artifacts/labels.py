@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import MERGED
 from pipeline.artifacts.metrics import enumeration, length_label, percent
 from swiftkv.spec import SwiftKVSpec
 
 OWN = "for prompts alone"  # where answers keep their own keys and values
 PAPER_RECIPE = "distillation"  # the recipe of the paper's variants
-Entry = Mapping[str, Any]
 
 
-def variant_label(spec: Mapping[str, Any] | None) -> str:
+def variant_label(spec: Content | None) -> str:
     """Name a variant in the words of the paper's Table 1, with the exact reduction of its model.
 
     Args:
@@ -30,7 +27,7 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
     return ", ".join([label + heads_label(spec), *(way for way, on in ways.items() if on)])
 
 
-def heads_label(spec: Mapping[str, Any] | None) -> str:
+def heads_label(spec: Content | None) -> str:
     """Return the KV heads of the rewired layers as the end of a label; empty if they are the teacher's."""
     heads = (spec or {}).get("num_key_value_heads")
     return f", {heads} KV head{'s' if heads > 1 else ''}" if heads else ""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from cycler import cycler
 
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look, new_figure
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
-from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.published import Numbers
 
 # Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
+_LOOKS = cycler(
+    color=_COLORS, marker=list("os^DvPX"), linestyle=["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), "-", "--"]
+)
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
@@ -22,8 +24,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     so there is none for the last layer. Stars are values that the paper states of this very model.
     """
     measurements = Numbers(entry, files)
-    rows, published = measurements.rows, measurements.published
-    scores, pairs = (rows[rows["metric"] == metric] for metric in ("simscore", "next_similarity"))
+    published = measurements.published
+    scores, pairs = map(measurements.of, ("simscore", "next_similarity"))
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
     published = published[(published["metric"] == "simscore") & published["value"].notna()]
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
@@ -31,10 +33,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     axis = figure.subplots()
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
-    for number, model in enumerate(entry["models"]):
+    for model, style in zip(entry["models"], _LOOKS(), strict=False):
         curve, pair, stars = (rows[rows["model"] == model["name"]] for rows in (scores, pairs, published))
-        looks = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
-        style: dict[str, Any] = {name: cycle[number % len(cycle)] for name, cycle in looks.items()}
         layers = len(curve) + 1  # the last has no later one
         why = entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
         size = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
@@ -46,8 +46,12 @@ def similarity(entry: Entry, files: Files) -> Drawing:
             star = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black", "markerfacecolor": "white"}
             axis.plot(100 * stars["at"] / layers, stars["value"], label="published", **star)
     axis.plot([], [], color="0.4", linestyle=":", linewidth=0.8, label="to the next layer's input alone")
-    axis.set(xlabel="Depth of layer $l$ of $L$: $l / L$ (%)", ylabel=METRICS["simscore"].header)
-    axis.set(xlim=(-2, 102), ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03))  # so that no marker is cut
+    axis.set(
+        xlabel="Depth of layer $l$ of $L$: $l / L$ (%)",
+        ylabel=METRICS["simscore"].header,
+        xlim=(-2, 102),
+        ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03),  # so that no marker is cut
+    )
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1))
     return Drawing(figure, measurements.data)
 
@@ -55,8 +59,8 @@ def similarity(entry: Entry, files: Files) -> Drawing:
 def alignment(entry: Entry, files: Files) -> Drawing:
     """Draw the agreement of early exit and full model by its largest probability, and below it the share of positions."""
     measurements = Numbers(entry, files)
-    rows, published = measurements.rows, measurements.published[measurements.published["low"].notna()]
-    density, agreement = (rows[rows["metric"] == metric] for metric in ("bin_percent", "bin_alignment_percent"))
+    published = measurements.published.dropna(subset="low")
+    density, agreement = map(measurements.of, ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
     solid = {"color": _COLORS[1], "linewidth": 2}
     threshold = entry["settings"]["early_exit"]["threshold"]

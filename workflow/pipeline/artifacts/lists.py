@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.frame import frame, row
-from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
-from pipeline.artifacts.published import Entry, Files, Numbers, read_csv
+from pipeline.artifacts.published import Numbers, read_csv
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import exact
 
@@ -42,7 +39,7 @@ def answers(entry: Entry, files: Files) -> Table:
                 printed.append((f"published {footnotes.mark(line['reason'])}", answer, "", "", ""))
                 rows.append(line | {"part": question})
         grids.append(Grid(pd.DataFrame(printed, columns=["", "Answer", "Tokens", "Exited", "Seconds"]), question))
-    return Table(entry["name"], heading(entry), frame(rows), grids, [*measurements.notes, *footnotes.lines()])
+    return Table(frame(rows), grids, [*measurements.notes, *footnotes.lines()])
 
 
 def settings(entry: Entry, files: Files) -> Table:
@@ -81,10 +78,10 @@ def settings(entry: Entry, files: Files) -> Table:
         Grid(printed[["Task", *printed.columns[7:]]], "(b) What was run"),
     ]
     values = printed.rename(columns=lambda header: header.replace("\n", " "))
-    return Table(entry["name"], heading(entry), values, grids, [*measurements.notes, *footnotes.lines()])
+    return Table(values, grids, [*measurements.notes, *footnotes.lines()])
 
 
-def _source(source: Mapping[str, Any]) -> str:
+def _source(source: Content) -> str:
     """Return the kind and name of a data set's source, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
     kind = source.get("kind") or next(kind for kind in ("hub", "package", "local") if kind in source)
@@ -104,4 +101,4 @@ def contents(entry: Entry, files: Files) -> Table:
             "Files": line["files"] or f"not made {footnotes.mark(line['reason'])}",
         })  # fmt: skip
     grids = [Grid(pd.DataFrame(printed), section) for section, printed in sections.items()]
-    return Table(entry["name"], heading(entry), pd.DataFrame(entry["lines"]), grids, footnotes.lines())
+    return Table(pd.DataFrame(entry["lines"]), grids, footnotes.lines())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
-from pipeline.artifacts.drawing import write_figure
+from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.entry import KINDS
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.records import in_project
@@ -15,7 +14,7 @@ from pipeline.artifacts.writers import write_table
 from swiftkv.io import write_json, write_text
 
 
-def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Sequence[Path]) -> None:
+def make_artifact(entry: Entry, files: Files, output: Sequence[Path]) -> None:
     """Draw a table or a figure and write its files, each whole or not at all.
 
     Args:
@@ -27,11 +26,15 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     Raises:
         UserError: a file is missing, damaged, not of the kind's inputs, or of other settings than the entry's.
     """
-    paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    artifact = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
+    artifact = resolve_name(f"{__package__}.{KINDS[entry['kind']].make}")(entry, files)
     about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
-    shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
+    shipped = {name: [in_project(file) for file in group] for name, group in files.items()}
     write_json(outputs["json"], about | {"files": shipped})
     write_text(outputs["csv"], artifact.values.to_csv(index=False, lineterminator="\n"))
-    (write_table if entry["form"] == "table" else write_figure)(artifact, outputs)
+    if entry["form"] == "table":
+        write_table(artifact._replace(label=entry["name"], title=artifact.title or about["title"]), outputs)
+    else:
+        from pipeline.artifacts.drawing import write_figure  # matplotlib is slow to import, and only figures need it
+
+        write_figure(artifact, outputs)

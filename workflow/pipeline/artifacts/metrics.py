@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ INPUTS = {
     "reading": "reading", "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
-METRICS: Mapping[str, Metric] = {
+METRICS = {
     name: Metric(measure, **about)
     for measure, metrics in load_yaml(Path(__file__).with_name("metrics.yaml")).items()
     for name, about in metrics.items()

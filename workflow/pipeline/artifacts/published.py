@@ -6,26 +6,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.frame import Row, frame, measured
+from pipeline.artifacts import Content, Entry, Files, Row
+from pipeline.artifacts.frame import frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Record, checked_records, in_project, provenance
+from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
-
-Entry = Mapping[str, Any]
-Files = Mapping[str, Sequence[Path]]
-
-
-class Case(NamedTuple):
-    """A variant of a model with a KV-cache format; the model is None if this scale has none for the role."""
-
-    model: str | None
-    variant: str
-    kv_cache: str
-
 
 NOTHING = Case("", "", "")
 _CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "against_kv_cache")
@@ -43,12 +32,16 @@ class Numbers:
         self.records = checked_records(entry, files)
         self.published = published(entry, files.get("published", ()), self.records)
         self.rows = measured(self.records)
-        self.notes: list[str] = [*entry.get("notes", []), *provenance(self.records)]
+        self.notes = [*entry.get("notes", []), *provenance(self.records)]
 
     def add(self, rows: Iterable[Mapping[Any, Any]]) -> None:
         """Add rows that the artifact computes from others."""
         self.rows = pd.concat([self.rows, frame(rows)], ignore_index=True)
         self.__dict__.pop("_cells", None)
+
+    def of(self, metric: str) -> pd.DataFrame:
+        """Return the measured rows of a metric."""
+        return self.rows[self.rows["metric"] == metric]
 
     @property
     def data(self) -> pd.DataFrame:
@@ -154,13 +147,13 @@ def _cells(entry: Entry, line: Mapping[str, str], speed: bool) -> Iterator[Row]:
 def _on_paper_hardware(records: Sequence[Record], model: str, line: Mapping[str, str]) -> bool:
     """Return True if a model's serving records ran on as many H100 GPUs as the published ones; one if none is stated."""
     count = number(line.get("gpus")) or 1
-    own = [record for record in records if record.model["name"] == model]
+    own = [record for record in records if record.case.model == model]
     return bool(own) and all(
         record.gpus and all("H100" in gpu for gpu in record.gpus) and record.devices == count for record in own
     )
 
 
-def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:
+def _is_at(point: Content, line: Mapping[str, str]) -> bool:
     """Return True if a point has the memory limit or the input length of a published line."""
     if "memory_gb" in line:
         return point.get("memory_gib") == number(line["memory_gb"])

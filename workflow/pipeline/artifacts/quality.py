@@ -7,15 +7,14 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.frame import BASELINE, MERGED, PASSAGES, Row, cells, in_bits, outcomes, saved_bits, scale_of
+from pipeline.artifacts import Content, Entry, Row
+from pipeline.artifacts.frame import MERGED, PASSAGES, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import NONE, percent
-from pipeline.artifacts.published import Case
-from pipeline.artifacts.records import Record
+from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
 
-Entry = Mapping[str, Any]
 Found = Mapping[tuple[str, ...], Record]
 CLOSENESS = {"kl": 1, "top1_agreement": 100}  # measures of closeness that add up over positions, and their factor
 
@@ -49,7 +48,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from average(case, tasks, found)
-        if case.model in read and case[1:] == BASELINE:  # what others are shares of
+        if case.model in read and case.unchanged:  # what others are shares of
             yield from (cells(metric, exact(100), **case._asdict() | {"source": "arithmetic"}) for metric in PASSAGES)
     for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
@@ -57,13 +56,10 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
 
 def by_case(records: Sequence[Record]) -> Found:
     """Records by model, variant, KV-cache format, and task or measure."""
-    return {
-        (record.model["name"], *record.case, record.what if record.measure == "score" else record.measure): record
-        for record in records
-    }
+    return {(*record.case, record.what if record.measure == "score" else record.measure): record for record in records}
 
 
-def _reductions(entry: Entry, case: Case, measured: Mapping[str, Any] | None) -> Iterator[Row]:
+def _reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[Row]:
     """The share of layers that a prompt skips, and of the baseline's bfloat16 cache that is saved; FP8 halves what is left.
 
     Scales are not counted, as in the paper. The cache of a variant with KV heads of its own depends on the teacher's, which
@@ -88,21 +84,21 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
 
     With `average: above chance`, only those in which the baseline is clearly better than guessing.
     """
-    scored = {case: [task for task in accuracies(entry) if _result(found, case, task)] for case in cases}
-    scored = {case: tasks for case, tasks in scored.items() if tasks}
-    shared = [task for task in accuracies(entry) if scored and all(task in tasks for tasks in scored.values())]
+    known = accuracies(entry)
+    scored = {case: tasks for case in cases if (tasks := [task for task in known if _result(found, case, task)])}
+    shared = [task for task in known if scored and all(task in tasks for tasks in scored.values())]
     if entry.get("average") != "above chance":
         return shared
-    baseline = next((case for case in scored if case[1:] == BASELINE), None)
+    baseline = next((case for case in scored if case.unchanged), None)
     return [task for task in shared if baseline and _above_chance(found[*baseline, task], entry["tasks"][task])]
 
 
-def _above_chance(record: Record, task: Mapping[str, Any]) -> bool:
+def _above_chance(record: Record, task: Content) -> bool:
     low = estimate(record.result["value"], record.result["stderr"], record.result["n"]).low
     return low is not None and low > task.get("chance", 0.0)
 
 
-def _result(found: Found, case: Case, what: str) -> Mapping[str, Any]:
+def _result(found: Found, case: Case, what: str) -> Content:
     """The numbers of a case's record; empty where it has none."""
     record = found.get((*case, what))
     return record.result if record and record.ok else {}
@@ -122,47 +118,48 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
     """First minus second on the same questions and chats, in the unit of each score; `text` has the answers that changed."""
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
-    known = first._asdict() | against
-    mine, theirs = (_result(found, case, "answer") for case in both)
+
+    def results(what: str) -> list[Any]:
+        return [_result(found, case, what) for case in both]
+
+    def difference(metric: str, value: Estimate, of: Sequence[str], **more: Any) -> Row:
+        return cells(metric, value, file=_files(found, both, of), **more, **first._asdict(), **against)
+
+    mine, theirs = results("answer")
     if mine and theirs and mine["asked"] == theirs["asked"]:
         for metric in ("exact_match", "contained", "f1"):
             changed = paired_difference(mine["answers"][metric], theirs["answers"][metric])
-            yield cells(metric, changed.scaled(100), file=_files(found, both, ["answer"]), **known)
+            yield difference(metric, changed.scaled(100), ["answer"])
     apart = {}
     for task, settings in entry["tasks"].items():
-        questions = [_result(found, case, task).get("questions") for case in both]
+        questions = [result.get("questions") for result in results(task)]
         if not all(questions) or questions[0]["sha256"] != questions[1]["sha256"]:
             continue
         apart[task] = paired_difference(*(each["values"] for each in questions))
         right = [outcomes(found[*case, task]) for case in both]
         # Two models may be as often right and yet answer differently (Dutta et al., "Accuracy is Not All You Need", 2024).
         changed = None if None in right else sum(map(operator.ne, *right)) / len(right[0])
-        factor, unit = scale_of(settings["metric"])
-        more = {"n": _result(found, first, task)["n"], "unit": unit, "file": _files(found, both, [task])}
         text = None if changed is None else f"({100 * changed:.0f}%)"
-        yield cells(task, apart[task].scaled(factor), text=text, **more, **known)
+        factor, unit = scale_of(settings["metric"])
+        number = found[*first, task].result["n"]
+        yield difference(task, apart[task].scaled(factor), [task], text=text, n=number, unit=unit)
     if tasks and all(task in apart for task in tasks):
         mean = mean_of([apart[task] for task in tasks])
-        yield cells("average", mean.scaled(100), n=len(tasks), file=_files(found, both, tasks), **known)
-    mine, theirs = (_result(found, case, "fidelity").get("chats") for case in both)
-    if mine and theirs and first.model == second.model and mine["positions"] == theirs["positions"]:
+        yield difference("average", mean.scaled(100), tasks, n=len(tasks))
+    if first.model != second.model:
+        return
+    mine, theirs = (result.get("chats") for result in results("fidelity"))
+    if mine and theirs and mine["positions"] == theirs["positions"]:
         for measure, factor in CLOSENESS.items():
-            sums = [one - other for one, other in zip(mine[measure], theirs[measure], strict=True)]
-            close = ratio(sums, mine["positions"])
-            more = {"n": close["n"], "file": _files(found, both, ["fidelity"])}
-            yield cells(measure, estimate(**close).scaled(factor), **more, **known)
-    readings = [_result(found, case, "reading") for case in both]
-    if first.model == second.model and all(readings):
-        for metric, value in _passages_apart(*readings):
-            yield cells(metric, value.scaled(100), file=_files(found, both, ["reading"]), **known)
-
-
-def _passages_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Estimate]]:
-    """How much more of the passages of the same questions one trained variant keeps and reads than another."""
-    model = first["members"][0]
-    for without, metric in enumerate(PASSAGES) if first["tasks"]["squad"] == second["tasks"]["squad"] else ():
-        mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in (first, second))
-        yield metric, bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
+            close = ratio(list(map(operator.sub, mine[measure], theirs[measure])), mine["positions"])
+            yield difference(measure, estimate(**close).scaled(factor), ["fidelity"], n=close["n"])
+    readings = results("reading")
+    if all(readings) and readings[0]["tasks"]["squad"] == readings[1]["tasks"]["squad"]:
+        model = readings[0]["members"][0]
+        for without, metric in enumerate(PASSAGES):
+            mine, theirs = (saved_bits(one["members"][without], one["members"][1], "squad") for one in readings)
+            kept = bootstrapped_ratio(mine - theirs, saved_bits(model, model, "squad"))
+            yield difference(metric, kept.scaled(100), ["reading"])
 
 
 def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:

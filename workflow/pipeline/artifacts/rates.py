@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.artifacts import Content, Found
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
 P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it would be their slowest one or two
 
 
-def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
-    """Yield values by metric, and the other cells of their rows; `base` is the baseline's record."""
-    of_base = {rate["request_rate"]: rate for rate in base.result["rates"]} if base else {}
+def latency_rows(record: Record) -> Found:
+    """Yield values by metric, and the other cells of their rows."""
+    of_base = {rate["request_rate"]: rate for rate in record.base.result["rates"]} if record.base else {}
     for rate in record.result["rates"]:
         at, requests = rate["request_rate"], rate["completed"]
-        values: dict[str, Any] = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
+        values = {name: rate[name] for name in ("sustained", "achieved_request_rate")}
         # Where the baseline does not keep up, its times grow with the length of the measurement; rates that a search
         # added differ between variants.
-        before = of_base.get(at, {}) if record is not base and at in record.settings["request_rates"] else {}
+        before = of_base.get(at, {}) if at in record.settings["request_rates"] else {}
         statistics = ["median", "mean", *(["p99"] if requests >= P99_REQUESTS * len(rate["runs"]) else [])]
         for name in ("ttft", "tpot"):
             if not min(_of_runs(rate, name, "median")):  # an answer of one token has no time per output token
@@ -33,10 +33,10 @@ def latency_rows(record: Record, base: Record | None) -> Iterator[tuple[Mapping[
         yield values, {"at": at, "n": requests}
     low, high = _bracket(record)
     highest = Estimate(low, None, low, high if low else None)
-    yield {"highest_sustained_rate": highest, "sustained_rate_speedup": _rate_gain(record, base)}, {}
+    yield {"highest_sustained_rate": highest, "sustained_rate_speedup": _rate_gain(record)}, {}
 
 
-def _of_runs(rate: Mapping[str, Any], name: str, statistic: str) -> list[float]:
+def _of_runs(rate: Content, name: str, statistic: str) -> list[float]:
     """Return a time of each run of one rate, in milliseconds."""
     return [run[f"{name}_ms"][statistic] for run in rate["runs"]]
 
@@ -45,16 +45,14 @@ def _bracket(record: Record) -> tuple[Any, Any]:
     return record.value("highest_sustained_rate"), record.value("lowest_unsustained_rate")
 
 
-def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
+def _rate_gain(record: Record) -> Estimate | None:
     """Estimate how many times the baseline's rate is sustained: between the least and the most that both brackets allow.
 
     Where no measured rate was too high, it is the least, with an interval that is open above.
     """
-    if record is base:
-        return exact(1.0)
-    if base is None:
-        return None
-    (low, high), (base_low, base_high) = _bracket(record), _bracket(base)
+    if record.base is None:
+        return exact(1.0) if record.case.unchanged else None
+    (low, high), (base_low, base_high) = _bracket(record), _bracket(record.base)
     if not (low and base_low and base_high):
         return None
     least, most = low / base_high, high / base_low if high else math.inf

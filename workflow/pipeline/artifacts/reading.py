@@ -7,11 +7,12 @@ from itertools import permutations, product
 
 import pandas as pd
 
+from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.frame import Row, cells, interval, row, saved_bits
+from pipeline.artifacts.frame import cells, interval, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
-from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
@@ -33,12 +34,12 @@ def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task with the share kept over l; below them, by layer, the attention of heads that read and SimScore."""
     numbers = Numbers(entry, files)
     readings = [record for record in numbers.records if record.measure == "reading"]
-    metrics = dict(iter(numbers.rows.groupby("metric")))
+    rows, scores = map(numbers.of, ("kept", "simscore"))
     numbers.add(differences(readings))
-    rows, flops = metrics["kept"], metrics["prompt_flops_percent"].drop_duplicates("at").sort_values("at")
-    layers, scores = rows["at"].max(), metrics["simscore"]  # the unchanged model has all layers
+    flops = numbers.of("prompt_flops_percent").drop_duplicates("at").sort_values("at")
+    layers = rows["at"].max()  # the unchanged model has all layers
     rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
-    tasks, names = (list(dict.fromkeys(rows[column])) for column in ("point", "curve"))
+    tasks, names = (rows[column].unique() for column in ("point", "curve"))
     rows = rows[rows["at"] < layers].sort_values("at")
     squad, height = rows[rows["point"] == "squad"], -(-len(tasks) // 2)
     numbers.add(correlations(squad, scores, entry["share"]))
@@ -60,12 +61,17 @@ def make(entry: Entry, files: Files) -> Drawing:
                 best = lasting(curve, entry["share"])[:1]
                 axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
         kind, _, size = task.partition("-")
-        axis.set(title=TITLES[kind].format(size), ylabel=METRICS["kept"].header, ylim=(LOWEST, 1.25))
-        axis.set(xlabel="Layers that prompts run, $l$ (above: FLOPs)", xlim=(flops["at"].min() - 0.5, layers + 0.5))
+        axis.set(
+            title=TITLES[kind].format(size),
+            xlabel="Layers that prompts run, $l$ (above: FLOPs)",
+            ylabel=METRICS["kept"].header,
+            xlim=(flops["at"].min() - 0.5, layers + 0.5),
+            ylim=(LOWEST, 1.25),
+        )
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
     for number, (metric, (color, _)) in enumerate(HEADS.items()):
-        bars = metrics[metric].drop_duplicates("at")
+        bars = numbers.of(metric).drop_duplicates("at")
         strip.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color)
     strip.plot(scores["at"], scores["value"], color="black")
     family = entry["families"][-1]
@@ -118,7 +124,7 @@ def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str
         f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. Rings are "
         "without training, so upper bounds: trained variants may keep as much at a smaller l."
     )
-    ranks = numbers.rows[numbers.rows["metric"] == "simscore_correlation"]
+    ranks = numbers.of("simscore_correlation")
     words = [f"{row.value:+.2f} ({row.variant}, {row.n:g} l up to {row.at:g})" for row in ranks.itertuples()]
     yield f"Spearman's rank correlation of SimScore and what is kept of SQuAD in chats: {', '.join(words)}."
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.metrics import INPUTS, span
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
@@ -15,28 +16,42 @@ from pipeline.measure.run import read_point, recorded_settings
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-_OPTIONAL = ("data", "checkpoint", "file")
+_OPTIONAL = ("engine", "cost", "data", "checkpoint", "file", "base")
+
+
+class Case(NamedTuple):
+    """A variant of a model with a KV-cache format; the model is None if this scale has none for the role."""
+
+    model: str | None
+    variant: str
+    kv_cache: str = "auto"
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is the baseline, with which others are compared."""
+        return self[1:] == ("baseline", "auto")
 
 
 class Record(NamedTuple):
     """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
     measure: str
-    model: Mapping[str, Any]
+    model: Content
     variant: str
     kv_cache: str = "auto"
     status: str = "ok"
     reason: str = ""  # why it has no numbers
     weights: str | None = None
-    spec: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
-    result: Mapping[str, Any] = {}
-    engine: Mapping[str, Any] = {}
-    cost: Mapping[str, Any] = {}
-    data: Mapping[str, Any] | None = None
-    checkpoint: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] = {}
+    spec: Content | None = None
+    settings: Content = {}
+    result: Content = {}
+    engine: Content = {}
+    cost: Content = {}
+    data: Content | None = None
+    checkpoint: Content | None = None
+    provenance: Content = {}
     file: str = ""  # its place, as tables name it
+    base: Record | None = None  # the baseline's of the same measurement that it is compared with
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
@@ -47,8 +62,7 @@ class Record(NamedTuple):
         """
         content = read_json(path)
         known = content if isinstance(content, dict) else {}
-        optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
-        if missing := [name for name in cls._fields if name not in {*known, *optional}]:
+        if missing := [name for name in cls._fields if name not in {*known, *_OPTIONAL}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
@@ -57,7 +71,7 @@ class Record(NamedTuple):
         return cls.of(known)._replace(file=in_project(path))
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Record:
+    def of(cls, content: Content) -> Record:
         """The record of a measurement file's content."""
         return cls(**{name: content[name] for name in cls._fields if content.get(name) is not None})
 
@@ -92,9 +106,9 @@ class Record(NamedTuple):
         return self.settings.get("task") or self.settings.get("point") or ""
 
     @property
-    def case(self) -> tuple[str, str]:
-        """Variant and KV-cache format."""
-        return self.variant, self.kv_cache
+    def case(self) -> Case:
+        """Its model, variant and KV-cache format."""
+        return Case(self.model["name"], self.variant, self.kv_cache)
 
     @property
     def gpus(self) -> list[str]:
@@ -147,20 +161,20 @@ class Record(NamedTuple):
         return self.weights == "dummy"
 
 
-def read_records(files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def read_records(files: Files) -> list[Record]:
     """The measurements among the files of an artifact; resolved models and artifacts are passed over.
 
     Raises:
         UserError: a missing, damaged or incomplete file, one of another measurement, or a second one for the same model,
             variant, KV cache and point.
     """
-    records: dict[tuple[str, ...], Record] = {}
+    records = {}
     for name in dict.fromkeys(INPUTS.values()):
         for path in files.get(name, ()):
             record = Record.read(path)
             if INPUTS.get(record.measure) != name:
                 raise UserError(f"{path} is a {record.measure} record, but this artifact reads it as one of its {name}")
-            key = (record.measure, record.model["name"], *record.case, record.what)
+            key = (record.measure, *record.case, record.what)
             if key in records:
                 raise UserError(
                     f"{path} is a second measurement of {' '.join(filter(None, key))}; give one file for each"
@@ -175,7 +189,7 @@ def in_project(path: str | Path) -> str:
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
-def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def checked_records(entry: Entry, files: Files) -> list[Record]:
     """The records of an artifact that may stand in it, side by side.
 
     Raises:
@@ -185,10 +199,10 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
     records, name = read_records(files), entry["name"]
     for record in records:
         _check_settings(entry, record)
-    first: dict[tuple[str, str], tuple[Record, Any]] = {}
+    first = {}  # by model and condition, the first record that has it, and how
     for record in records:
         for what, value in _conditions(record).items():
-            other, expected = first.setdefault((record.model["name"], what), (record, value))
+            other, expected = first.setdefault((record.case.model, what), (record, value))
             if value != expected:
                 raise UserError(
                     f"{name} would compare records that differ in {what}: {other.file} has {expected}, {record.file} has "
@@ -197,7 +211,7 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
     return records
 
 
-def _conditions(record: Record) -> dict[str, Any]:
+def _conditions(record: Record) -> Content:
     """What all records of a model have in common."""
     settings = record.settings
     kind = "serving" if record.measure in POINTS else record.measure
@@ -222,7 +236,7 @@ def _conditions(record: Record) -> dict[str, Any]:
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
 
 
-def _check_settings(entry: Mapping[str, Any], record: Record) -> None:
+def _check_settings(entry: Entry, record: Record) -> None:
     """Refuse a record of other settings, or of another spec, than its entry; settings that both name are compared."""
     shown, found = _shown(entry, record), {**record.settings, "spec": record.spec}
     if found["spec"] and shown.get("spec"):  # a record's has its reductions too
@@ -252,7 +266,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
     return ["; ".join(filter(None, parts)) + "."]
 
 
-def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
+def _shown(entry: Entry, record: Record) -> Content:
     """The settings that an entry has for one of its records."""
     shown = dict(entry["settings"].get(record.measure, {}))
     task, point = (entry[what].get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
@@ -263,5 +277,5 @@ def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
         shown |= recorded_settings(read_point(record.what, point, gpus=0, threads=0))
         if shown["dtype"] == "auto":  # the record has what that was on its machine
             del shown["dtype"]
-    specs = entry["specs"].get(record.model["name"], {})
+    specs = entry["specs"].get(record.case.model, {})
     return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})

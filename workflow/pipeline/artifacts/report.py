@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from pipeline.artifacts import Content
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.published import read_csv
@@ -20,53 +19,37 @@ from pipeline.artifacts.writers import TEMPLATES, read_html
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_text
 
-
-@dataclass(frozen=True)
-class Artifact:
-    """A finished table or figure, by its JSON file."""
-
-    path: Path
-
-    @cached_property
-    def about(self) -> Mapping[str, Any]:
-        """Name, form, section, label, caption, title and files, as `make_artifact` writes them."""
-        return read_json(self.path)
-
-    @property
-    def name(self) -> str:
-        """Its name in artifacts.yaml."""
-        return self.about["name"]
-
-    def file(self, form: str) -> Path:
-        """Return the path of one of its forms."""
-        return self.path.with_suffix(f".{form}")
-
-    @property
-    def lines(self) -> list[dict[str, str]]:
-        """Its CSV."""
-        return read_csv(self.file("csv"))
-
-    @property
-    def body(self) -> str:
-        """A table's grids with their notes as HTML, or a figure's picture in base64."""
-        if self.about["form"] == "table":
-            grids = read_html(self.file("html").read_text(encoding="utf-8"))
-            return Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
-        return base64.b64encode(self.file("png").read_bytes()).decode()
+Artifact = Content
 
 
-def read_artifacts(results: Path) -> list[Artifact]:
-    """Return the finished artifacts by section, and in each in the order of the contents page.
+def read_artifacts(results: Path) -> dict[str, Artifact]:
+    """Return the finished artifacts by name: by section, and in each in the order of the contents page.
+
+    Each has the keys of its JSON file, as `make_artifact` writes it, and
+    * path: of that file; its other forms lie beside it;
+    * lines: of its CSV;
+    * body: a table's grids with their notes as HTML, or a figure's picture in base64.
 
     Raises:
         UserError: there are none.
     """
-    artifacts = [Artifact(path) for form in FORMS for path in sorted(results.glob(f"{form}s/*.json"))]
-    if not artifacts:
+    made = [_artifact(path) for form in FORMS for path in sorted(results.glob(f"{form}s/*.json"))]
+    if not made:
         raise UserError(f"nothing is made yet in {results}; run `make reproduce` first")
-    contents = next((one.lines for one in artifacts if one.name == "contents"), [])
+    contents = next((one["lines"] for one in made if one["name"] == "contents"), [])
     order = {line["name"]: place for place, line in enumerate(contents)}
-    return sorted(artifacts, key=lambda one: (one.about["section"], order.get(one.name, len(order))))
+    made.sort(key=lambda one: (one["section"], order.get(one["name"], len(order))))
+    return {one["name"]: one for one in made}
+
+
+def _artifact(path: Path) -> Artifact:
+    about = read_json(path)
+    if about["form"] == "table":
+        grids = read_html(path.with_suffix(".html").read_text(encoding="utf-8"))
+        body = Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
+    else:
+        body = base64.b64encode(path.with_suffix(".png").read_bytes()).decode()
+    return about | {"path": path, "lines": read_csv(path.with_suffix(".csv")), "body": body}
 
 
 def write_report(results: Path, page: Path, gallery: Path) -> None:
@@ -81,10 +64,12 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
         UserError: there are no artifacts, or a file is damaged.
     """
     artifacts = read_artifacts(results)
-    by_name, records = {one.name: one for one in artifacts}, _records(artifacts)
-    headline = result(by_name)
-    known = {"result": headline, "origin": provenance(records), "artifacts": by_name}
-    write_text(page, _render("report.html", verdicts=VERDICTS, forms=FORMS, **known))
+    records, headline = _records(artifacts), result(artifacts)
+    origin = provenance(records)
+    write_text(
+        page,
+        _render("report.html", result=headline, origin=origin, artifacts=artifacts, verdicts=VERDICTS, forms=FORMS),
+    )
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
     if headline:
@@ -100,19 +85,19 @@ def result(artifacts: Mapping[str, Artifact]) -> str:
     return " ".join(_render("result.txt", artifacts=artifacts).split())
 
 
-def write_gallery(artifacts: Sequence[Artifact], page: Path, folder: str = "") -> None:
+def write_gallery(artifacts: Mapping[str, Artifact], page: Path, folder: str = "") -> None:
     """Write a page of Markdown with the figures among some artifacts.
 
     Args:
-        artifacts: tables and figures.
+        artifacts: tables and figures by name.
         page: the file.
         folder: path of the figures from there, which links their other forms; empty for pictures alone, beside the page.
     """
     write_text(page, _render("gallery.md", artifacts=artifacts, folder=folder))
 
 
-def _records(artifacts: Sequence[Artifact]) -> list[Record]:
+def _records(artifacts: Mapping[str, Artifact]) -> list[Record]:
     """Read the measurements that artifacts are drawn from."""
-    files = dict.fromkeys(path for one in artifacts for group in one.about["files"].values() for path in group)
+    files = dict.fromkeys(path for one in artifacts.values() for group in one["files"].values() for path in group)
     paths = [Path(path) if Path(path).exists() else PROJECT / path for path in files if path.endswith(".json")]
     return [Record.of(content) for content in map(read_json, paths) if "measure" in content]

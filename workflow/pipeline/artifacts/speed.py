@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from pipeline.artifacts import inputs
+from pipeline.artifacts import Entry, Files, Row, inputs
 from pipeline.artifacts.drawing import (
     PAGE,
     Bar,
@@ -20,11 +20,12 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, Row, interval
+from pipeline.artifacts.frame import interval
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
+from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio
 
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
@@ -95,8 +96,8 @@ def throughput(entry: Entry, files: Files) -> Drawing:
 
 def _decoding(served: Served) -> Iterator[str]:
     """How much of the baseline's time steps take in which no prompt is left; SwiftKV cannot shorten them."""
-    rows = served.rows
-    shares = rows[(rows["metric"] == "decode_only_percent") & (rows["variant"] == "baseline")]["value"].dropna()
+    rows = served.of("decode_only_percent")
+    shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
         yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
 
@@ -104,7 +105,7 @@ def _decoding(served: Served) -> Iterator[str]:
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     """A bar with its speed-up and the one that the FLOP count allows; its limit is as far above it as that above the first."""
     bar, gain = served.bar(case, metric, point), served.value(case, "speedup", point)
-    if bar.value is None or case[1:] == BASELINE or gain is None:
+    if bar.value is None or case.unchanged or gain is None:
         return bar
     words, most = show(gain, ".2f|×"), served.value(case, "speedup_limit", point)
     if not most:
@@ -114,9 +115,9 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
 
 def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    first, nodes, bases = Case(served.entry["models"][0]["name"], *BASELINE), [], {}
+    first, nodes, bases = Case(served.entry["models"][0]["name"], "baseline"), [], {}
     for record in served.records:
-        case = Case(record.model["name"], *record.case)
+        case = record.case
         row = served.find(case, "tokens_per_second", record.what)
         if row and row["value"]:
             speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
@@ -144,14 +145,14 @@ def latency(entry: Entry, files: Files) -> Drawing:
     if not entry.get("together"):
         rows = [{one: looks[one] for one in looks if one[1] == point} for point in entry["points"]]
     panels = ["ttft_median_ms", "tpot_median_ms"]
-    if served.rows["high"][served.rows["metric"] == "highest_sustained_rate"].notna().any():
+    if served.of("highest_sustained_rate")["high"].notna().any():
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
-    opened = (served.rows["metric"] == "sustained") & (served.rows["value"] == 0)
-    notes = ["Open markers: the rate was not sustained."] if opened.any() else []
+    opened = (served.of("sustained")["value"] == 0).any()
+    notes = ["Open markers: the rate was not sustained."] if opened else []
     notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
-    if len(sizes := served.rows["n"][served.rows["metric"] == panels[0]].dropna()):
+    if len(sizes := served.of(panels[0])["n"].dropna()):
         runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
         notes.append(f"Each point is of {span(sizes, ',.0f')} requests, in {runs} run{'s' * (runs > 1)}.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
@@ -191,7 +192,7 @@ def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], m
 def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     """From the highest rate that was sustained to the lowest that was not, with the gain that both brackets allow."""
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
-    if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
+    if bar.value is None or case.unchanged or not gain or gain["low"] is None:
         return bar
     limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
     text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
@@ -209,9 +210,9 @@ def forward(entry: Entry, files: Files) -> Drawing:
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
     times, gains = figure.subplots(1, 2)
-    base = served.along(Case(entry["models"][0]["name"], *BASELINE), "forward_ms", point)
+    base = served.along(Case(entry["models"][0]["name"], "baseline"), "forward_ms", point)
     for (case, _), style in shown.items():
-        if (limit := served.value(case, "forward_speedup_limit", point)) and case[1:] != BASELINE:
+        if (limit := served.value(case, "forward_speedup_limit", point)) and not case.unchanged:
             times.plot(base["at"], base["value"] / limit, color=style.color, **_DASHED)
             gains.axhline(limit, color=style.color, **_DASHED)
     for axis, metric in ((times, "forward_ms"), (gains, "forward_speedup")):

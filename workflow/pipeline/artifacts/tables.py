@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import quality
+from pipeline.artifacts import Content, Entry, Files, Row, quality
 from pipeline.artifacts.entry import columns
-from pipeline.artifacts.frame import MERGED, Row, in_bits
-from pipeline.artifacts.labels import heading, label, point_label
+from pipeline.artifacts.frame import MERGED, in_bits
+from pipeline.artifacts.labels import label, point_label
 from pipeline.artifacts.metrics import (
     AT_CHANCE,
     IN_NOISE,
@@ -24,13 +24,14 @@ from pipeline.artifacts.metrics import (
     show,
     show_interval,
 )
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.quality import Line
+from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
 _GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"
-Panel = Mapping[str, Any]
+Panel = Content
 
 
 class Shown(Numbers):
@@ -50,7 +51,7 @@ class Shown(Numbers):
         if self.with_fp8 and self.cache_format == "float32":
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
-        self.tasks: Mapping[str, Any] = entry["tasks"]
+        self.tasks = entry["tasks"]
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
         by_case = quality.by_case(self.records)
@@ -68,7 +69,7 @@ class Shown(Numbers):
 
     def header(self, metric: str) -> str:
         """Return the header of a column; for a task with its shots and questions, and a mark if it is at chance."""
-        rows, chance = self.rows[self.rows["metric"] == metric], self._chance(metric)
+        rows, chance = self.of(metric), self._chance(metric)
         guessing = chance is not None and rows["low"][rows["against"] == ""].max() <= chance
         last = [f"{AT_CHANCE} {self.footnotes.mark(_GUESSED)}"] if guessing else []
         if metric in METRICS:
@@ -146,15 +147,15 @@ def make(entry: Entry, files: Files) -> Table:
     return print_panels(Shown(entry, files))
 
 
-def print_panels(shown: Shown, title: str | None = None) -> Table:
-    """Print the panels of an entry; the title is that of `heading` unless one is given."""
+def print_panels(shown: Shown) -> Table:
+    """Print the panels of an entry."""
     entry, printed = shown.entry, []
     printers = {
         "measured": _measured, "differences": _differences, "questions": _questions, "statements": _statements,
-        "variant": _by_point,
+        "points": _by_point,
     }  # fmt: skip
     for panel in entry["panels"]:
-        grid = printers[panel.get("across") or panel.get("rows", "measured")](shown, panel)
+        grid = printers[panel.get("rows", "measured")](shown, panel)
         if len(grid.frame):
             printed.append((grid, panel.get("caption")))
     grids = [
@@ -166,7 +167,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
     notes += [METRICS[name].note for name in dict.fromkeys(columns(entry)) if name in METRICS and METRICS[name].note]
     notes += shown.footnotes.lines()
-    return Table(entry["name"], title or heading(entry), shown.data, grids, notes)
+    return Table(shown.data, grids, notes)
 
 
 def _measured(shown: Shown, panel: Panel) -> Grid:
@@ -192,7 +193,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
 
 def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | None]]:
     """Yield header, metric, point and axis value of a metric's columns: one for each point and batch size."""
-    rows = shown.rows[shown.rows["metric"] == metric]
+    rows = shown.of(metric)
     points = list(shown.entry["points"]) if (rows["point"] != "").any() else [""]
     batches = sorted(rows["at"].dropna().unique()) or [None]
     for point in points:
@@ -262,10 +263,8 @@ def _difference(shown: Shown, row: Row | None) -> str:
 
 def _questions(shown: Shown, panel: Panel) -> Grid:
     """Return a row a question with its accepted answers, a column a variant."""
-    answers = shown.rows[shown.rows["metric"] == "answer"]
-    cells = answers.pivot(index=["at", "part"], columns="variant", values="text").rename(
-        columns=partial(label, shown.entry)
-    )
+    cells = shown.of("answer").pivot(index=["at", "part"], columns="variant", values="text")
+    cells = cells.rename(columns=partial(label, shown.entry))
     return Grid(cells.reset_index("part", names=["", "Question,\naccepted answers"]))
 
 

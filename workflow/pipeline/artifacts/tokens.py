@@ -7,19 +7,20 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from pipeline.artifacts import quality
+from pipeline.artifacts import Entry, Files, quality
 from pipeline.artifacts.drawing import PAGE, Drawing, Look, draw_curve, handle, new_figure
+from pipeline.artifacts.entry import columns
 from pipeline.artifacts.labels import enumeration, heading
 from pipeline.artifacts.metrics import METRICS
-from pipeline.artifacts.published import Case, Entry, Files, Numbers
+from pipeline.artifacts.published import Numbers
+from pipeline.artifacts.records import Case
 
-TOKENS = "training_tokens"
 _MARKERS = "osD^vP"
 
 
 def make(entry: Entry, files: Files) -> Drawing:
     """Draw a panel a metric over training tokens, with a curve a part of the entry."""
-    numbers, lines = Numbers(entry, files), quality.lines(entry)
+    numbers, lines, metrics = Numbers(entry, files), quality.lines(entry), list(columns(entry))
     found, cases = quality.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
     tasks = quality.averaged(entry, cases, found)
     numbers.add(row for case in cases for row in quality.average(case, tasks, found))
@@ -29,9 +30,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     parts = dict.fromkeys(line.part or "" for line in lines)
     looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
     handles = [handle(part, **style.line) for part, style in looks.items()]
-    height = -(-len(entry["metrics"]) // 2)
+    height = -(-len(metrics) // 2)
     figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
-    for place, metric in enumerate(entry["metrics"], 1):
+    for place, metric in enumerate(metrics, 1):
         axis = figure.add_subplot(height, 2, place)
         for part, style in looks.items():
             draw_curve(axis, _curve(numbers, (line.case for line in lines if line.part == part), metric), style)
@@ -46,6 +47,8 @@ def _curve(numbers: Numbers, cases: Iterable[Case], metric: str) -> pd.DataFrame
     rows = [
         row | {"at": tokens}
         for case in cases
-        if (tokens := numbers.value(case, TOKENS)) and (row := numbers.find(case, metric)) and row["value"] is not None
+        if (tokens := numbers.value(case, "training_tokens"))
+        and (row := numbers.find(case, metric))
+        and row["value"] is not None
     ]
     return pd.DataFrame(rows, columns=["at", "value", "low", "high"]).astype(float).sort_values("at")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
+from pipeline.artifacts import Content, Entry, Files
 from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
 from pipeline.artifacts.labels import heading, variant_label
-from pipeline.artifacts.published import Entry, Files
 from swiftkv.spec import SwiftKVSpec
 
 _COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
@@ -28,9 +27,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     values are projected from. `cache_owner` is the layer whose cache it reads: the first of its AcrossKV group, or itself.
     """
     (model,), total, specs = entry["models"], entry["num_hidden_layers"], {}
+    fields = entry["specs"][model["name"]]
     for variant, _ in entry["cases"]:
-        fields = entry["specs"][model["name"]][variant]
-        specs[variant] = SwiftKVSpec(**fields) if fields else SwiftKVSpec(total, total)
+        specs[variant] = SwiftKVSpec(**fields[variant]) if fields[variant] else SwiftKVSpec(total, total)
     handles = [
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
@@ -42,7 +41,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
     for number, (variant, spec) in enumerate(specs.items(), 1):
         axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
-        axis.set_title(variant_label(entry["specs"][model["name"]][variant]))
+        axis.set_title(variant_label(fields[variant]))
         _panel(axis, spec)
     data = [
         {
@@ -66,23 +65,24 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
     single = [range(layer, layer + 1) for layer in range(total)]
     caches = [*single[:first], *spec.groups]
 
-    def boxes(column: tuple[float, float], layers: Sequence[range], style: Mapping[str, Any]) -> None:
+    def boxes(column: tuple[float, float], layers: Sequence[range], style: Content) -> None:
         bottoms, heights = [each.start + 0.06 for each in layers], [len(each) - 0.12 for each in layers]
         axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
-    def arrows(start: float, column: tuple[float, float], layers: Sequence[range], width: float, color: str) -> None:
-        end, heights = column[0] - column[1] / 2, [(each.start + each.stop) / 2 for each in layers]
-        axis.hlines(heights, start, end, color=color, linewidth=width, zorder=0.5)
-        tips = {"linestyle": "", "marker": ">", "markersize": 3.4 * thin, "markeredgewidth": 0}
-        axis.plot([end - 0.012] * len(heights), heights, color=color, **tips)
+    def arrows(
+        start: float, column: tuple[float, float], layers: Sequence[range], width: float = thin, color: str = "0.35"
+    ) -> None:
+        end, heights = column[0] - column[1] / 2 - 0.012, [(each.start + each.stop) / 2 for each in layers]
+        tips = {"marker": ">", "markevery": [1], "markersize": 3.4 * thin, "markeredgewidth": 0}
+        axis.plot((start, end), (heights, heights), color=color, linewidth=width, **tips)
 
     boxes(_PROMPT, single[:first], _COMPUTED)
     boxes(_PROMPT, single[first:], _SKIPPED)
     boxes(_KEPT, caches, _CACHE)
     boxes(_GENERATED, single, _COMPUTED)
     right = [middle + width / 2 for middle, width in (_PROMPT, _KEPT)]
-    arrows(right[0], _KEPT, single[:first], thin, "0.35")
-    arrows(right[1], _GENERATED, single, thin, "0.35")
+    arrows(right[0], _KEPT, single[:first])
+    arrows(right[1], _GENERATED, single)
     if spec.groups:
         arrows(_RISER, _KEPT, spec.groups, 2 * thin, _SOURCE)
         top = (spec.groups[-1].start + total) / 2

@@ -53,14 +53,14 @@ class Grid(NamedTuple):
 class Table(NamedTuple):
     """A table: `values` (the CSV, one row a number), the printed `grids` and the notes below.
 
-    `label` is the LaTeX label without its "tab:" prefix.
+    `title` is that of its entry, unless it has one of its own; `label` is the LaTeX label without its "tab:" prefix.
     """
 
-    label: str
-    title: str
     values: pd.DataFrame
     grids: Sequence[Grid]
     notes: Sequence[str] = ()
+    title: str = ""
+    label: str = ""
 
 
 class Footnotes(dict[str, int]):
@@ -105,7 +105,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {
-    "lines": lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n")),
+    "lines": lambda text: escape(text).replace("\n", Markup("<br>")),
     "latex": _latex,
     "running": _running_text,
     "cells": _latex_row,

@@ -130,18 +130,18 @@ def show(results: Path, root: Path) -> str:
     Raises:
         UserError: the page's figure or table was not made.
     """
-    made = {artifact.name: artifact for artifact in read_artifacts(results)}
+    made = read_artifacts(results)
     if lacking := {FIGURE, TABLE, "claims"} - made.keys():
         raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {PAGE} shows; make it first")
-    figures = [artifact for artifact in made.values() if artifact.about["form"] == "figure"]
+    figures = {name: artifact for name, artifact in made.items() if artifact["form"] == "figure"}
     with atomic_path(root / GALLERY) as scratch:
         scratch.mkdir()
-        for figure in figures:
-            with Image.open(figure.file("png")) as image:
+        for name, figure in figures.items():
+            with Image.open(figure["path"].with_suffix(".png")) as image:
                 small = image.convert("RGB")
             small.thumbnail((WIDTH, small.height), Image.Resampling.LANCZOS)
             # An octree keeps the colors of small marks, which a median cut averages away.
-            small.quantize(COLORS, Image.Quantize.FASTOCTREE).save(scratch / f"{figure.name}.png", optimize=True)
+            small.quantize(COLORS, Image.Quantize.FASTOCTREE).save(scratch / f"{name}.png", optimize=True)
         write_gallery(figures, scratch / "README.md")
     text = (root / PAGE).read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
@@ -152,7 +152,7 @@ def show(results: Path, root: Path) -> str:
 
 def page_part(figure: Artifact, table: Artifact, sentence: str) -> str:
     """Return the page's part: the result, a figure, and the grid of a table with its title, without marks of notes."""
-    text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
+    text = re.sub(r" \[\d+\]", "", table["path"].with_suffix(".md").read_text(encoding="utf-8"))
     title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
-    picture = f"[![{figure.about['title']}]({GALLERY.name}/{figure.name}.png)]({GALLERY.name}/README.md)"
+    picture = f"[![{figure['title']}]({GALLERY.name}/{figure['name']}.png)]({GALLERY.name}/README.md)"
     return f"{sentence}\n\n{picture}\n\n{grid}\n{title}; [all figures]({GALLERY.name}/README.md).\n"
