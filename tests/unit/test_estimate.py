@@ -213,13 +213,12 @@ def test_points_of_one_engine_start_it_once(config):
     assert apart - seconds(config, point("batch-2k", "batch-8k")) == pytest.approx(start + weights, rel=0.01)
 
 
-def test_a_rate_is_estimated_by_its_time_up_to_the_first_at_which_requests_wait(config):
+def test_a_rate_is_estimated_by_the_time_in_which_its_requests_come(config):
     asked = config["serving"]["points"]["p"] = {"measure": "latency", "input_tokens": 1000, "seconds": 60}
     times = []
-    for asked["request_rates"] in ([1], [1, 2], [1, 2, 1000], [1, 2, 1000, 2000]):
+    for asked["request_rates"] in ([1], [1, 2]):
         times.append(seconds(config, point("p")))
-    first, second, waiting, untried = times
-    assert 60 < second - first < 80 and waiting - second > 60 and untried == waiting
+    assert 60 < times[1] - times[0] < 80
 
 
 def test_an_exclusive_node_counts_whole(config):

@@ -24,7 +24,8 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     profile = dataclasses.replace(read_profile("local"), cores=2, resources={})  # no matter how much memory is free now
     config = read_config(profile)
     # As if nothing had run yet, whatever this folder holds.
-    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, everything=True)]
+    planned = [job for job in plan_jobs(profile, everything=True) if "reading" not in job.rule]
+    jobs = [dataclasses.replace(job, benchmark=None) for job in planned]
     cold = estimate_plan(profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
     assert not cold.times.gpu_hours.any() and not cold.times.measured.any()

@@ -121,17 +121,9 @@ def share_machine():
 
 def planned(job):
     """Return a job of this run as plans have it."""
-    from pipeline.run.jobs import Resources
+    from pipeline.run.jobs import planned
 
-    return PlannedJob(
-        rule_of(job.rule.name),
-        job.wildcards_dict,
-        tuple(job.input),
-        tuple(job.output),
-        job.benchmark,
-        job.threads,
-        Resources(job.resources.items()),
-    )
+    return planned(job.rule.name, job.wildcards_dict, job)
 
 
 def refuse_what_cannot_run():

@@ -6,7 +6,6 @@ lm-eval is imported only where its index is read.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
 OWN = Path(__file__).parents[1] / "score/lm_eval_tasks"
-_READ_OFF = {
-    "title",
-    "published",
-    "metric",
-    "filter",
-    "chance",
-}  # keys of an entry that change no question and no answer
 
 
 class Asks(Section):
@@ -83,11 +75,6 @@ def asks(task: Any, name: str) -> Asks:
         "shots": amount.shots + task.shots * amount.shot,
     }
     return amount.model_copy(update=changes)
-
-
-def asked(task: Mapping[str, Any]) -> str:
-    """What an entry of the configuration asks, as text: the same of two that read other metrics off the same answers."""
-    return json.dumps({name: task[name] for name in task if name not in _READ_OFF}, sort_keys=True)
 
 
 @functools.cache

@@ -56,15 +56,12 @@ ROUNDED = {
     "*.top1_agreement": Tolerance(absolute=0.025),
     "*.perplexity": Tolerance(share=0.06),
     "*.fp8_keys.largest": Tolerance(share=0.05),
-    "similarity:result.simscore": Tolerance(absolute=0.01),
-    "similarity:result.pairwise": Tolerance(absolute=0.01),
+    "similarity:result.*": Tolerance(absolute=0.01),
     "training:result.loss_first": Tolerance(share=0.02),
     "training:result.loss_last": Tolerance(share=0.1),
     "early_exit:result.alignment.above_threshold.positions": Tolerance(share=0.15),
-    "early_exit:result.*.agreement": Tolerance(errors=2),
-    "early_exit:result.decoding.exited": Tolerance(errors=2),
-    "early_exit:result.decoding.equal_tokens": Tolerance(errors=2, absolute=0.02),  # one other token changes the rest
     "early_exit:result.decoding.time_ratio": Tolerance(errors=2, share=0.25),
+    "early_exit:result.*": Tolerance(errors=2, absolute=0.02),  # one other token changes the rest of an answer
 }
 # Two runs differed by up to 11 % on the same processor, two processors by 1.55 to 1.85 at 2,000 tokens.
 SPEEDUP = Tolerance(errors=2, share=0.25)

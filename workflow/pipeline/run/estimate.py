@@ -12,18 +12,19 @@ import timeit
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from pipeline.config import Config
-from pipeline.config.catalogue import asked, asks
+from pipeline.config.catalogue import asks
 from pipeline.config.planning import Mix
 from pipeline.config.settings import FAMILIES
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
 from pipeline.run.sizes import Size
-from pipeline.stages import stage_of
+from pipeline.stages import STAGES, stage_of
 from swiftkv.cost import GIGA
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
@@ -32,7 +33,6 @@ from swiftkv.spec import SwiftKVSpec
 TERA = 10**12
 HOUR = 3600
 LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
-BUSY = 0.9  # load above which a server's requests wait for each other
 STATES = 3  # training states that lie on the disk at once
 
 
@@ -60,11 +60,6 @@ class Work:
         return Size.of(self.config, self.model)
 
     @property
-    def packaged(self) -> bool:
-        """Whether the model comes with an installed package."""
-        return isinstance(self.config.models[self.model].source, PackagedModel)
-
-    @property
     def spec(self) -> SwiftKVSpec | None:
         """The variant's rewiring; None for the unchanged model."""
         return self.config.spec(self.model, self.variant)
@@ -77,8 +72,8 @@ class Work:
 
     @property
     def settings(self) -> Any:
-        """The section of the configuration that the job's rule measures by."""
-        return getattr(self.config, self.job.rule.removeprefix("evaluate_"))
+        """The section of the configuration that the job's rule measures by; None where none is called like the rule."""
+        return getattr(self.config, self.job.rule.removeprefix("evaluate_"), None)
 
     @property
     def text(self) -> Mix:
@@ -87,11 +82,9 @@ class Work:
         Raises:
             UserError: the configuration does not state it.
         """
-        mix = self.job.wildcards.get("data", self.config.heldout.data)
-        if "recipe" in self.job.wildcards or self.job.rule == "distill":
-            mix = self.recipe.data
-        elif self.job.rule in ("similarity", "evaluate_reading"):
-            mix = self.settings.data
+        trains = self.job.rule == "distill" or "recipe" in self.job.wildcards
+        mix = self.recipe.data if trains else self.job.wildcards.get("data")
+        mix = mix or getattr(self.settings, "data", self.config.heldout.data)
         if mix not in self.config.planning.data:
             raise UserError(
                 f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
@@ -119,18 +112,25 @@ class Work:
         """
         rule, host = self.job.rule, self.config.planning.host
         if rule in ("resolve_model", "fetch_checkpoint"):
-            return host.start + self.size.bytes / GIGA / (host.convert_gb if self.packaged else host.download_gb)
+            packaged = isinstance(self.config.models[self.model].source, PackagedModel)
+            return host.start + self.size.bytes / GIGA / (host.convert_gb if packaged else host.download_gb)
         if rule in ("heldout", "corpus", "pack"):
             return host.start + self.text.tokens / (host.pack_tokens if rule == "pack" else host.read_tokens)
         if stage_of(rule).gpus is None:
             return host.start
-        functions = {
-            "teacher_states": self._teacher, "moments": self._teacher, "distill": self._training, "measure": self._serving,
-            "fidelity": self._chats, "similarity": self._chats, "evaluate_early_exit": self._chats,
-            "evaluate_reading": self._reading, "reading_moments": self._teacher,
-        }  # fmt: skip
         weights = self.size.bytes / GIGA / self.speeds.load_gb
-        return self.speeds.start + weights + functions.get(rule, self._scoring)()
+        if rule == "distill":
+            work = self._training()
+        elif rule == "measure":
+            work = self._serving()
+        elif stage_of(rule) is STAGES["score"]:
+            work = self._scoring()
+        else:
+            work = self.passing(self._tokens())
+        if rule == "evaluate_early_exit":
+            early = self.settings  # answers with and without early exit
+            work += self.decode(2 * (early.prompts + len(early.questions)) * early.max_new_tokens)
+        return self.speeds.start + weights + work
 
     def compute(self, flops: float, work: str, devices: int) -> float:
         """Return the seconds of so many FLOPs; `work` is training, forward or serving.
@@ -143,112 +143,90 @@ class Work:
             seconds += (1 / self.product - 1) / (self.config.planning.cpu.product * GIGA)
         return flops * seconds / devices
 
-    def forward(self, tokens: float) -> float:
-        """Return the seconds of forward passes of transformers, in which one GPU works at a time."""
-        return self.compute(2 * tokens * self.size.passed, "forward", 1 if self.job.gpus else self.devices)
-
-    def busy(self, tokens: float) -> float:
-        """Return the seconds of so many tokens in a busy vLLM engine."""
-        return self.compute(2 * tokens * self.size.passed, "serving", self.devices)
+    def passing(self, tokens: float, work: str = "forward") -> float:
+        """Return the seconds of so many tokens: in forward passes of transformers, where one GPU works at a time, or serving."""
+        devices = 1 if self.job.gpus and work == "forward" else self.devices
+        return self.compute(2 * tokens * self.size.passed, work, devices)
 
     def decode(self, steps: float) -> float:
         """Return the seconds of so many decoding steps, one after the other."""
         return steps * self.size.layers * self.speeds.layer_ms / 1000
 
-    def _teacher(self) -> float:
-        """The teacher over all rows; for a fitted start over some of them, whose sums take as long again."""
-        tokens = self.packed_rows * self.recipe.max_length
-        return self.forward(2 * min(tokens, self.recipe.start_tokens) if "moments" in self.job.rule else tokens)
+    def _tokens(self) -> float:
+        """Tokens of forward passes over prompts of reading, chats, or the rows that a recipe trains on."""
+        rule, settings = self.job.rule, self.settings
+        if rule == "evaluate_reading":
+            passages = (settings.items + 4 * settings.among) * self.text.chat_tokens
+            prompts = passages + settings.synthetic * sum([*settings.induction, *settings.retrieval])
+            return prompts * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
+        if settings:  # teacher, student, start or heads
+            return 4 * settings.documents * min(self.text.chat_tokens, settings.max_length)
+        rows = self.packed_rows * self.recipe.max_length
+        # Sums of a fitted start take as long as the passes.
+        return 2 * min(rows, self.recipe.start_tokens) if "moments" in rule else rows
 
     def _training(self) -> float:
-        """2 FLOPs for each parameter that a token passes forward, 2 where a gradient passes back, 2 for each trained."""
+        """2 FLOPs for each parameter that a token passes forward, 2 where a gradient passes back, 2 for each trained.
+
+        A gradient passes the upper layers and the heads alone; stored states save the teacher's pass and the lower layers'.
+        """
         recipe, size, spec = self.recipe, self.size, self.spec
         upper = size.body * (1 - spec.num_key_value_layers / size.layers if spec else 1)
-        taught, trained = recipe.loss == "distillation", size.trained(spec, recipe.train)
-        flops = 4 * upper + 2 * trained + 2 * (2 + taught) * size.head
-        if recipe.checkpoint_activations:
-            flops += 2 * upper
-        if not taught or recipe.teacher_states == "online":
-            flops += 2 * (size.body - upper) + 2 * upper * taught
+        taught = recipe.loss == "distillation"
+        stored = taught and recipe.teacher_states == "stored"
+        passes = 2 + recipe.checkpoint_activations + (taught and not stored)
+        passed = passes * upper + (0 if stored else size.body - upper) + (2 + taught) * size.head
         tokens = recipe.total_steps(self.packed_rows) * recipe.batch_size * recipe.max_length
-        saved = (12 * trained + size.bytes) / GIGA / self.speeds.load_gb
-        return self.compute(tokens * flops, "training", self.devices) + saved
+        return self.compute(2 * tokens * (passed + size.trained(spec, recipe.train)), "training", self.devices)
 
     def _scoring(self) -> float:
         """Prompts, of log-likelihoods their common start once; then the steps of answers that are generated."""
-        job, config, total = self.job, self.config, 0.0
-        # Tasks that read other metrics off the same answers are asked once.
-        names = [Path(path).stem for path in job.outputs]
-        names = list({asked(config.tasks[name].model_dump()): name for name in names}.values())
-        for name in names:
+        config, total = self.config, 0.0
+        for path in self.job.outputs:
+            name = Path(path).stem
             amount, batch = asks(config.tasks[name], name), config.tasks[name].batch_size
             starts = amount.questions if amount.answer else 1
             tokens = amount.questions * amount.prompt + starts * amount.shots
-            if config.scoring_engine(self.model, self.variant, job.wildcards["kv_cache"], name):
-                total += self.speeds.engine + self.busy(tokens + amount.questions * amount.answer)
+            if config.scoring_engine(self.model, self.variant, self.job.wildcards["kv_cache"], name):
+                total += self.speeds.engine + self.passing(tokens + amount.questions * amount.answer, "serving")
             else:
                 steps = math.ceil(amount.questions / batch) * LONGEST * amount.answer
-                total += self.forward(tokens + steps * batch) + self.decode(steps)
-        return total + len(names) * self.speeds.task
-
-    def _chats(self) -> float:
-        """Forward passes: four of fidelity of a changed model (teacher, student, start), three and answers of early exit."""
-        rule, settings = self.job.rule, self.settings
-        tokens = settings.documents * min(self.text.chat_tokens, settings.max_length)
-        if rule == "evaluate_early_exit":
-            answers = 2 * (settings.prompts + len(settings.questions) + 1)
-            return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
-        changed = rule == "fidelity" and self.config.variants[self.variant].changed
-        return self.forward(tokens * (4 if changed else 2))
-
-    def _reading(self) -> float:
-        """The unchanged model over all prompts, from which a trained variant goes on; a family takes about as long again."""
-        asked = self.config.reading
-        passages = (asked.items + 4 * asked.among) * self.text.chat_tokens
-        passes = 2 if self.variant in FAMILIES else 1
-        return self.forward(passes * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
+                total += self.passing(tokens + steps * batch) + self.decode(steps)
+            total += self.speeds.task
+        return total
 
     def _serving(self) -> float:
-        """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
-        changed = self.variant != "baseline"
-        sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
-        measuring = sum(sides[name] * self._point(name) for name in sides)
-        return self.speeds.engine * max(sides.values()) + measuring
+        """One start of the engine and all points; twice where some are measured in turns with the baseline."""
+        sides = 2 if self.variant != "baseline" and any(map(self.config.in_turns, self.job.points)) else 1
+        return sides * (self.speeds.engine + sum(map(self._point, self.job.points)))
 
     def _point(self, name: str) -> float:
-        """Tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
-        point = self.config.serving.points[name]
-        prompt = getattr(point, "input_tokens", None) or sum(getattr(point, "batch_tokens", ()))
-        output = getattr(point, "output_tokens", None) or self.config.serving.output_tokens
-        repeats, answer = getattr(point, "repeats", 1), self.decode(output)
-        if point.measure == "throughput":
-            return repeats * self.busy(point.total_tokens)
-        if point.measure == "forward_time":
-            return 2 * repeats * self.busy(prompt)
-        if point.measure == "decode":
-            return (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
-        if point.measure == "answer":
-            return repeats * (self.busy(point.batch * self.text.chat_tokens) + answer)
-        seconds = 0.0
-        for rate in sorted(getattr(point, "request_rates", ())):
-            busy = self.busy(rate * (prompt + output))  # of each second
-            run = max(point.min_requests / rate, point.seconds) * max(1, busy) + answer
-            spent = repeats * run
-            seconds += spent if seconds else spent + run  # the first once more, to warm up
-            if busy > BUSY:
-                return seconds + point.refine_steps * spent
-        return seconds
+        """Tokens at the speed of a busy engine; at request rates, the time in which requests come, once more to warm up."""
+        point, tokens, answers = self.config.serving.points[name], 0.0, 0
+        answer = self.decode(getattr(point, "output_tokens", None) or self.config.serving.output_tokens)
+        match point.measure:
+            case "throughput":
+                tokens = point.repeats * point.total_tokens
+            case "forward_time":
+                tokens = 2 * point.repeats * sum(point.batch_tokens)
+            case "decode":
+                answers = (1 + point.repeats) * len(point.batch_sizes)
+                tokens = (1 + point.repeats) * sum(point.batch_sizes) * point.input_tokens
+            case "answer":
+                answers, tokens = point.repeats, point.questions * self.text.chat_tokens
+            case "latency":
+                answers = 1 + point.repeats * (len(point.request_rates) + point.refine_steps)
+                answer += max(point.seconds, point.min_requests / fmean(point.request_rates))
+        return self.passing(tokens, "serving") + answers * answer
 
     def written(self) -> float:
         """Return the bytes of what is large among that which the job leaves on the disk, downloads apart; raises as `seconds`."""
-        rule, config = self.job.rule, self.config
-        if rule == "distill":
+        if self.job.rule == "distill":
             return self.size.checkpoint_bytes(self.spec) + STATES * 12 * self.size.trained(self.spec, self.recipe.train)
-        if rule == "teacher_states":
-            recipes = [name for name, recipe in config.recipes.items() if recipe.data == self.recipe.data]
-            stored = 1 + len(config.stored_layers(self.model, recipes))
+        if self.job.rule == "teacher_states":
+            stored = 1 + len(self.config.stored_layers(self.model, [self.job.wildcards["recipe"]]))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
-        return self.size.bytes if rule == "resolve_model" and self.packaged else 0.0
+        return 0.0
 
 
 def time_limit(work: Work) -> int:
@@ -316,8 +294,9 @@ def estimates(
     found["took"] = found.took.astype(float)
     timed = found.took.notna() & (found.seconds > 0)
     alike = found[["took", "seconds"]].where(timed).groupby([found.rule, found.model]).transform("sum")
-    found["measured"] = found.took.notna() | (alike.seconds > 0) & (found.seconds > 0)
-    found["seconds"] = found.took.fillna(found.seconds * (alike.took / alike.seconds).fillna(1))
+    ratio = alike.took / alike.seconds
+    found["measured"] = found.took.notna() | (found.seconds * ratio > 0)
+    found["seconds"] = found.took.fillna(found.seconds * ratio.fillna(1))
     found["gpu_hours"] = found.gpus * found.seconds / HOUR
     return found.head(len(jobs))
 

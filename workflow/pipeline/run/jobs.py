@@ -290,7 +290,7 @@ def dry_run(*words: object) -> list[PlannedJob]:
     def read(record: logging.LogRecord) -> bool:
         # A job without output, as that of rule all, makes nothing.
         if getattr(record, "event", None) == LogEvent.JOB_INFO and record.output:
-            jobs.append(_planned(record))
+            jobs.append(planned(record.rule_name, record.wildcards, record))
         elif record.levelno >= logging.ERROR:
             sentences.append(" ".join(record.getMessage().split()).removeprefix("error: "))
         return False
@@ -310,18 +310,11 @@ def dry_run(*words: object) -> list[PlannedJob]:
     raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
 
 
-def _planned(event: logging.LogRecord) -> PlannedJob:
-    """A job as its event describes it, without resources that only the running job will know."""
-    resources = {name: value for name, value in event.resources.items() if "<TBD>" not in str(value)}
-    return PlannedJob(
-        rule_of(event.rule_name),
-        dict(event.wildcards),
-        tuple(event.input),
-        tuple(event.output),
-        event.benchmark,
-        event.threads,
-        Resources(resources),
-    )
+def planned(rule: str, wildcards: Mapping[str, str], job: Any) -> PlannedJob:
+    """Return a job of Snakemake's, or of an event of it, as plans have it: without resources that only a running job knows."""
+    resources = {name: value for name, value in job.resources.items() if "<TBD>" not in str(value)}
+    files = tuple(job.input), tuple(job.output), job.benchmark
+    return PlannedJob(rule_of(rule), dict(wildcards), *files, job.threads, Resources(resources))
 
 
 def parents(jobs: Mapping[int, PlannedJob]) -> dict[int, list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -191,9 +191,9 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
         return [item for source in mix.sources for item in _download("data set", source)]
     if rule == "fetch_questions":
         task = config.tasks[named["task"]]
-        known = (KNOWN[task.task].hub if task.task in KNOWN else None) or task.task
         if task.metadata is not None:  # lm-eval makes them
             return []
+        known = getattr(KNOWN.get(task.task), "hub", None) or task.task
         return _download("questions", task.source) if task.source else [Download("questions", known)]
     if rule not in ("resolve_model", "fetch_checkpoint"):
         return []
@@ -217,17 +217,12 @@ def _download(what: str, source: Section | None, **settings: Any) -> list[Downlo
 
 
 def once(found: Iterable[Download]) -> list[Download]:
-    """Return each revision of a repository once, with the most that is loaded of it, models first."""
-    merged: dict[tuple[str, str, str], Download] = {}
-    for item in found:
-        place = item.origin, item.hub, item.revision
-        other = merged.get(place, item)
-        larger = max(other, item, key=lambda one: (one.files is None, len(one.files or ()), one.bytes or 0))
-        merged[place] = replace(
-            larger,
-            optional=other.optional and item.optional,
-            gated=other.gated or item.gated,
-            layers=other.layers or item.layers,
-            template=other.template or item.template,
-        )
-    return sorted(merged.values(), key=lambda item: DOWNLOADED.index(item.what))
+    """Return each revision of a repository once, as what most of it is loaded and checked for, models first."""
+
+    def order(item: Download) -> tuple[Any, ...]:
+        return DOWNLOADED.index(item.what), item.optional, not item.template, not item.gated
+
+    kept: dict[tuple[str, str, str], Download] = {}
+    for item in sorted(found, key=order):
+        kept.setdefault((item.origin, item.hub, item.revision), item)
+    return list(kept.values())
