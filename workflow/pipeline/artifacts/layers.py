@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cycler import cycler
+from matplotlib import cycler
 
 from pipeline.artifacts import Entry, Files
 from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look, new_figure
