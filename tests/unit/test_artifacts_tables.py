@@ -139,6 +139,24 @@ def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
     assert gains[0] == "80 GB | 1.00× | 1.50× (limit 1.80×)"
 
 
+def test_each_point_has_its_own_rates_and_several_are_told_apart(tmp_path):
+    points = {"first-4k": [0.5], "first-8k": [0.1, 0.25]}
+    panels = [{"columns": ["ttft_median_ms"]}]
+    entry = resolved("table", models=["small"], variants=["baseline"], points=list(points), panels=panels)
+    records = []
+    for point, rates in points.items():
+        times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
+        shared = {"completed": 30, "runs": [times], "sustained": True, "achieved_request_rate": 0.1}
+        found = {"rates": [{"request_rate": rate, **shared} for rate in rates]}
+        found |= {"highest_sustained_rate": rates[-1], "lowest_unsustained_rate": None}
+        settings = {"point": point, "request_rates": entry["points"][point]["request_rates"]}
+        records.append(record("latency", LLAMA, "baseline", found, settings=settings))
+    (grid,) = made(entry, serving=saved(tmp_path, records)).grids
+    conditions = [[line for line in column.split("\n") if "requests/s" in line] for column in grid.frame.columns[1:]]
+    assert conditions == [[], ["0.1 requests/s"], ["0.25 requests/s"]]
+    assert MISSING not in text(grid)[0]
+
+
 def test_trainings_stand_beside_what_the_sources_state(tmp_path):
     panels = [{"columns": ["training_hours", "training_hardware"]}, {"rows": "statements"}]
     entry = resolved("table", "training_cost", models=["small"], variants=["swiftkv-50"], panels=panels)

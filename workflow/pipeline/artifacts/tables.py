@@ -192,13 +192,15 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
 
 
 def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | None]]:
-    """Yield header, metric, point and axis value of a metric's columns: one for each point and batch size."""
-    rows = shown.of(metric)
+    """Yield header, metric, point and axis value of a metric's columns: one for each point and its batch sizes or rates."""
+    rows, header = shown.of(metric), shown.header(metric)
     points = list(shown.entry["points"]) if (rows["point"] != "").any() else [""]
-    batches = sorted(rows["at"].dropna().unique()) or [None]
     for point in points:
-        for at in batches:
-            parts = [f"{shown.header(metric)},", f"batch of {at:,.0f}"] if len(batches) > 1 else [shown.header(metric)]
+        values = sorted(rows["at"][rows["point"] == point].dropna().unique()) or [None]
+        latency = point and shown.entry["points"][point]["measure"] == "latency"
+        label = "{:g} requests/s" if latency else "batch of {:,.0f}"
+        for at in values:
+            parts = [f"{header},", label.format(at)] if len(values) > 1 else [header]
             parts += [point_label(shown.entry, point)] if len(points) > 1 else []
             yield "\n".join(parts), metric, point, at
 
