@@ -12,7 +12,7 @@ from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
 from swiftkv.errors import UserError
 
-LOCAL_MINUTES = 80  # measured with AMX before `reading` was part of it, docs/measurements/2026-11-28-local.md
+LOCAL_MINUTES = 80  # measured with AMX, without `reading`
 
 
 def plan(*arguments):
