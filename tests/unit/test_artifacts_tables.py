@@ -1,6 +1,7 @@
 """Tables: what is printed of numbers, gaps and published values, and the forms of a table."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
 from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
+from swiftkv.io import read_json
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
 QUALITY = [
@@ -175,13 +177,16 @@ def test_labels_have_the_recipe_where_two_recipes_meet():
 
 
 @pytest.mark.parametrize("name", ["table1", "blog_table2"])
-def test_flops_tables_equal_the_published_ones(name):
+def test_flops_tables_equal_the_published_ones(name, tmp_path):
     entry = contents.resolve(typed(scale()), name)
     large = ROOT / "resources/architectures/llama-3.1-70b.json"
     table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
     printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
     assert [variant.startswith("published") for variant in printed.index] == [False, True] * len(entry["cases"])
     assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
+    config = tmp_path / "config.json"  # the config.json itself
+    config.write_text(json.dumps(read_json(large)["config"]))
+    assert made(entry, dimensions=[config], published=[PAPER / f"{name}.csv"]).grids[0].frame.equals(table.grids[0].frame)
 
 
 def test_numbers():

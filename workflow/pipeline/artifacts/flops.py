@@ -17,9 +17,9 @@ from pipeline.artifacts.metrics import show, significant
 from pipeline.artifacts.records import Case, in_project
 from pipeline.artifacts.tables import Shown, print_panels
 from pipeline.artifacts.writers import Table
+from pipeline.config import model_config
 from pipeline.statistics import exact
 from swiftkv.cost import GIBI, GIGA, KV_DTYPE_BYTES, Dimensions, kv_bytes_per_token, prefill_flops, speedup_limits
-from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
 OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measurements generate
@@ -72,7 +72,7 @@ def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str,
 def make(entry: Entry, files: Files) -> Table:
     """The count of the source, the exact count and the limits of each variant, with the published rows below."""
     (path,), (model,), source = files["dimensions"], entry["models"], entry["count"]
-    config = read_json(path)["config"]
+    config = model_config(path)
     arch, length = Dimensions.from_config(config), entry["sequence_length"]
     length = min(length, config.get("max_position_embeddings") or length)
     shown = Shown(entry, files)

@@ -30,6 +30,8 @@ def latency_rows(record: Record) -> Found:
             if before.get("sustained"):  # the same arrivals, run for run
                 left = ratio_of_turns(*(_of_runs(one, name, "median") for one in (rate, before)))
                 values[f"{name}_reduction_percent"] = left.complement().scaled(100)
+            elif record.base is None and record.case.unchanged and rate["sustained"]:
+                values[f"{name}_reduction_percent"] = exact(0.0)
         yield values, {"at": at, "n": requests}
     low, high = _bracket(record)
     highest = Estimate(low, None, low, high if low else None)

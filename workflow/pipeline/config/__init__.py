@@ -268,7 +268,13 @@ def _key_value_heads(architecture: str | None) -> int | None:
     """Return the KV heads of a layer by a file of a model's dimensions, one of the run or of the project; None without."""
     files = [folder / architecture for folder in (Path(), PROJECT)] if architecture else []
     file = next(filter(Path.is_file, files), None)
-    return file and key_value_heads(read_json(file)["config"])
+    return file and key_value_heads(model_config(file))
+
+
+def model_config(file: str | Path) -> dict[str, Any]:
+    """Read a model's config.json, or a file that has it under `config`, as those of `resources/architectures` do."""
+    content = read_json(file)
+    return content.get("config", content)
 
 
 def check(config: dict[str, Any]) -> Config:

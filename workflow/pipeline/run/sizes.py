@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PROJECT, Config
+from pipeline.config import PROJECT, Config, model_config
 from pipeline.config.catalogue import KNOWN
 from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
@@ -77,14 +77,14 @@ class Size:
         entry = config.models[model]
         source, resolved = entry.source, Path(config.pathvars.results) / "models" / model / "source.json"
         if resolved.exists():
-            found = read_json(resolved)["config"]
+            found = model_config(resolved)
         elif entry.architecture:
-            found = read_json(PROJECT / entry.architecture)["config"]
+            found = model_config(PROJECT / entry.architecture)
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
             found |= source.random.model_dump(exclude_unset=True) if source.random else {}
         elif isinstance(source, LocalModel):
-            found = read_json(Path(source.local).expanduser() / "config.json")
+            found = model_config(Path(source.local).expanduser() / "config.json")
         else:
             found = hub_config(source.hub, source.revision)
         architecture(found.get("model_type"))
