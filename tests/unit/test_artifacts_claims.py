@@ -131,10 +131,10 @@ def test_shorter_prompts_and_less_training_are_named_whatever_selects_the_rows()
     assert judged.verdict == SAME and "1,000 training tokens" in judged.reason
 
 
-def test_the_least_of_one_measurement_is_named():
+def test_one_measurement_does_not_confirm_what_holds_for_several():
     fast, point = claim("least", [cell("speedup")], (1.75, 1.95), GAIN), measured("speedup", 1.8, 1.75, 1.85, at=1)
-    for rows, named in (([point], True), ([point, point | {"at": 2}], False)):
-        assert ("one measurement" in judge(fast, results(*rows)).reason) is named
+    assert judge(fast, results(point)).verdict == UNDECIDED
+    assert judge(fast, results(point, point | {"at": 2})).verdict == AGREES
 
 
 def test_numbers_that_each_have_to_agree_leave_it_undecided_if_they_do_not():

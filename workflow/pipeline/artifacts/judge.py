@@ -60,7 +60,7 @@ def judge(claim: Claim, results: Results) -> Verdict:
     * agrees: on the stated case, or by arithmetic, the value is as stated.
     * same direction: the whole interval lies within the claim's weaker form.
     * other direction: the whole interval lies outside of the weaker form.
-    * undecided: neither, or nothing was measured twice.
+    * undecided: neither, or nothing was measured twice, or what holds for several cases was measured in one.
     * not measured: with the reason.
 
     If the paper's benchmarks are at chance, an average is that of the panel; without a panel, the claim is undecided.
@@ -99,7 +99,9 @@ def _judge_measured(claim: Claim, results: Results) -> Verdict:
     quantity, *falls = _quantities(claim, results, rows, remarks)
     inside = {_inside(each, claim.weaker or claim.stated) for each in (quantity, *falls)}
     verdict = OTHER if inside == {False} else UNDECIDED
-    if inside == {True}:
+    if claim.how == "least" and len(rows[0]) == 1:
+        remarks.append("measured in one of several cases")
+    elif inside == {True}:
         verdict = AGREES if own and _as_stated(quantity, claim.stated) else SAME
     if own:
         remarks.append("on the claim's own case")
@@ -134,8 +136,6 @@ def _quantities(claim: Claim, results: Results, rows: Sequence[pd.DataFrame], re
         return _rises(rows[0], remarks)
     if claim.how in ("most", "least"):
         column = rows[0]["value"]
-        if claim.how == "least" and len(column) == 1:
-            remarks.append("one measurement in place of several")
         return [interval(rows[0].loc[column.idxmax() if claim.how == "most" else column.idxmin()])]
     values = [interval(_only(each)) for each in rows]
     if claim.how == "each":
