@@ -17,7 +17,7 @@ def test_a_run_with_a_failed_step_in_few_lines(tmp_path):
     command = [SNAKEMAKE, "--profile", "profiles/smoke", "--nolock", "--logger", "swiftkv", *files]
 
     ended = run(*command, "--", "few")
-    said = ended.stderr.splitlines()
+    said = [line for line in ended.stderr.splitlines() if "still running: " not in line]  # on a busy machine
     assert ended.returncode == 1 and ended.stdout == ""
     assert not re.search(
         r"jobid|Select jobs|resources:|Traceback|CalledProcessError|^rule ", ended.stderr, re.MULTILINE
