@@ -16,10 +16,11 @@ from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
 
 _MARKERS = "osD^vP"
+_UNCHANGED = {"color": "0.3", "linestyle": ":"}  # without training, so at any number of tokens
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """Draw a panel a metric over training tokens, with a curve a part of the entry."""
+    """Draw a panel a metric over training tokens: a curve a part of the entry, and lines across of unchanged models."""
     numbers, lines, metrics = Numbers(entry, files), quality.lines(entry), list(columns(entry))
     found, cases = quality.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
     tasks = quality.averaged(entry, cases, found)
@@ -30,12 +31,17 @@ def make(entry: Entry, files: Files) -> Drawing:
     parts = dict.fromkeys(line.part or "" for line in lines)
     looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
     handles = [handle(part, **style.line) for part, style in looks.items()]
+    unchanged = [case for case in cases if case.unchanged]
+    handles += [handle("unchanged", **_UNCHANGED) for _ in unchanged[:1]]
     height = -(-len(metrics) // 2)
     figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
     for place, metric in enumerate(metrics, 1):
         axis = figure.add_subplot(height, 2, place)
         for part, style in looks.items():
             draw_curve(axis, _curve(numbers, (line.case for line in lines if line.part == part), metric), style)
+        for case in unchanged:
+            if (value := numbers.value(case, metric)) is not None:
+                axis.axhline(value, **_UNCHANGED)
         axis.set(xscale="log", xlabel="Training tokens", ylabel=METRICS[metric].header)
         axis.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=EngFormatter(sep=""))
         axis.xaxis.set_minor_formatter("")
