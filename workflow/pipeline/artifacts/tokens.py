@@ -27,9 +27,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     if tasks:
         titles = [entry["tasks"][task]["title"] for task in tasks]
         numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
-    parts = dict.fromkeys(line.part or "" for line in lines)
+    parts = dict.fromkeys(line.part for line in lines)
     looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
-    handles = [handle(part, **style.line) for part, style in looks.items()]
+    handles = [handle(part, **style.line) for part, style in looks.items() if part]
     height = -(-len(metrics) // 2)
     figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
     for place, metric in enumerate(metrics, 1):
