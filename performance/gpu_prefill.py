@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from gpu_models import Outcome, Sizes, half, random_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pipeline.artifacts.drawing import COLUMN, handle, look, new_figure, wide_axis
 from pipeline.statistics import of_turns, ratio_of_turns
 from swiftkv.cost import Dimensions, request_flops, speedup_limits
 from swiftkv.device import compute_device
@@ -79,6 +79,9 @@ def judge_prefill(found: dict[str, dict[str, Any]], *, judged: bool = True) -> O
 
 def draw(record: dict[str, Any], output: Path) -> None:
     """Draw Figure 2 (right): seconds of a forward pass by tokens of the prompt, and its limit by FLOPs (dotted)."""
+    # With matplotlib, which a machine that only runs the checks may lack.
+    from pipeline.artifacts.drawing import COLUMN, handle, look, new_figure, wide_axis
+
     gpus, numbers = record["provenance"]["hardware"]["gpus"], record["numbers"]
     series = [handle(name, **look(name).line) for name in numbers] + [
         handle("limit by FLOPs", color="0.4", linestyle=":")
@@ -91,9 +94,9 @@ def draw(record: dict[str, Any], output: Path) -> None:
         axes.plot(tokens, limits, color=look(name).color, linestyle=":")
         axes.plot(tokens, seconds, **look(name).line)
     axes.set(xlabel="tokens of the prompt", ylabel="seconds")
-    wide_axis(axes.xaxis, tokens)
-    wide_axis(axes.yaxis, seconds)
-    figure.savefig(output, dpi=300)
+    wide_axis(axes.xaxis, pd.Series(tokens))
+    wide_axis(axes.yaxis, pd.Series(seconds))
+    figure.savefig(output)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,13 @@ def test_a_curve_has_each_training_at_its_tokens_and_the_unchanged_model_is_a_li
     assert [line.get_xydata().tolist() for line in average.lines] == [[[400, 60.0]], [[0, 70.0], [1, 70.0]]]
 
 
+def test_variants_without_parts_are_one_curve(tmp_path):
+    entry = resolved("tokens", models=["small"], variants=["swiftkv-50"], panels=[{"columns": ["kl"]}])
+    trained, close = training(LLAMA, "swiftkv-50"), closeness(LLAMA, "swiftkv-50", 0.2)
+    (axis,) = made(entry, training=saved(tmp_path, [trained]), fidelity=saved(tmp_path, [close])).figure.axes
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[0.2]]
+
+
 def test_what_is_separate_is_made_only_where_it_is_named():
     config = helpers.scale("local")
     assert "tokens" in contents.names(helpers.typed(config)) and "tokens" not in contents.standard(

@@ -68,6 +68,13 @@ def test_a_judgement_passes_and_sees_its_faults(judge):
         assert not judge(fault)[0]
 
 
+def test_forward_passes_of_a_record_are_drawn(tmp_path):
+    one, half = ({length: {"seconds": share, "limit": 1.9} for length in ("2048", "8192")} for share in (1.0, 0.6))
+    record = {"provenance": {"hardware": {"gpus": []}}, "numbers": {"baseline": one, "swiftkv-50": half}}
+    gpu_prefill.draw(record, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size
+
+
 def test_answers_are_judged_by_those_of_the_unchanged_model():
     for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
         found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
@@ -185,6 +192,7 @@ def test_parts_of_trained_tensors_give_back_the_checkpoint(tmp_path, monkeypatch
 def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
     with zipfile.ZipFile(tmp_path / "small-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("small.py", "")
+        wheel.writestr("matplotlib.py", "raise ImportError")  # stands for a machine without it
         for name, text in {
             "METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n",
             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",

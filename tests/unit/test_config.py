@@ -204,7 +204,7 @@ def test_a_teacher_s_states_are_stored_for_every_start_and_every_comparison(conf
     for layer, stored in ((-2, [31, 24]), (30, [30, 24]), (-1, [24])):  # what leaves the last layer is there anyway
         config["recipes"]["distillation"]["hidden_state_layer"] = layer
         config["models"]["llama-3.1-8b"]["num_key_value_layers"] = {"25": 24}
-        assert typed(config).stored_layers("llama-3.1-8b", ["distillation"]) == stored
+        assert typed(config).stored_layers("llama-3.1-8b", "distillation") == stored
 
 
 def test_only_what_is_repeated_is_measured_in_turns(config):

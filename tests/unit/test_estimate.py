@@ -20,6 +20,7 @@ from pipeline.run.jobs import (
 )
 from pipeline.run.plan import estimate_plan, report, wall_seconds
 from pipeline.run.sizes import Size
+from pipeline.stages import STAGES, Stage
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -219,6 +220,12 @@ def test_a_rate_is_estimated_by_the_time_in_which_its_requests_come(config):
     for asked["request_rates"] in ([1], [1, 2]):
         times.append(seconds(config, point("p")))
     assert 60 < times[1] - times[0] < 80
+
+
+def test_a_stage_that_is_not_known_is_short(config, monkeypatch):
+    monkeypatch.setitem(STAGES, "probe", Stage("probe/{model}.json", "module:function", gpus="score"))
+    probe = job("probe", 1, model="llama-3.1-8b", outputs=["results/probe/llama-3.1-8b.json"])
+    assert 0 < seconds(config, probe) < 300
 
 
 def test_an_exclusive_node_counts_whole(config):

@@ -80,6 +80,7 @@ def test_too_little_memory_is_a_value(log):
         ),
         ("usage: vllm\nvllm: error: unrecognized arguments: --no\n", "unrecognized arguments: --no"),
         ("Killed\n", "vllm serve ended with status 1: Killed"),
+        (f"ValueError: /{'folder/' * 60}\n", "vllm serve ended with status 1: ValueError: /folder/folder"),
         ("", "vllm serve ended with status 1: it printed nothing"),
         # Another process holds the memory: not a property of the model.
         (

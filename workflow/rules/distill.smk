@@ -55,7 +55,7 @@ rule teacher_states:
         **on_gpus("score"),
     params:
         recipe=lambda w: recipe_json(w, Teaching),
-        layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, Teaching)),
+        layers=lambda w: scale.stored_layers(w.model, w.recipe),
     shell:
         """
         exec &> >(tee {log:q})
@@ -87,7 +87,7 @@ rule moments:
         **on_gpus("score"),
     params:
         recipe=lambda w: recipe_json(w, Fitting),
-        layers=lambda w: scale.fitted_layers(w.model, scale.alike(w.recipe, Fitting)),
+        layers=lambda w: scale.fitted_layers(w.model, w.recipe),
     shell:
         """
         exec &> >(tee {log:q})

@@ -28,9 +28,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     if tasks:
         titles = [entry["tasks"][task]["title"] for task in tasks]
         numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
-    parts = dict.fromkeys(line.part or "" for line in lines)
+    parts = dict.fromkeys(line.part for line in lines)
     looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
-    handles = [handle(part, **style.line) for part, style in looks.items()]
+    handles = [handle(part, **style.line) for part, style in looks.items() if part]
     unchanged = [case for case in cases if case.unchanged]
     handles += [handle("unchanged", **_UNCHANGED) for _ in unchanged[:1]]
     height = -(-len(metrics) // 2)

@@ -28,7 +28,7 @@ from pipeline.config.settings import (
     Variant,
 )
 from swiftkv.architectures import architecture, check_fit, check_latent_heads, key_value_heads
-from swiftkv.distill.recipe import Packing, Recipe
+from swiftkv.distill.recipe import Fitting, Packing, Recipe, Teaching
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
@@ -164,19 +164,19 @@ class Config(Section):
 
         return [name for name in self.recipes if values(name) == values(recipe)]
 
-    def stored_layers(self, model: str, recipes: list[str]) -> list[int]:
-        """The layers whose entering states `recipes` read from one file: every l, and what one of them compares."""
+    def stored_layers(self, model: str, recipe: str) -> list[int]:
+        """The layers whose entering states a recipe and all alike read from one file: every l, and what one compares."""
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
-        for recipe in map(self.recipes.__getitem__, recipes):
-            layer = recipe.hidden_state_layer
-            if recipe.hidden_state_weight and recipe.teacher_states == "stored":
+        for reader in map(self.recipes.__getitem__, self.alike(recipe, Teaching)):
+            layer = reader.hidden_state_layer
+            if reader.hidden_state_weight and reader.teacher_states == "stored":
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
-    def fitted_layers(self, model: str, recipes: list[str]) -> list[int]:
-        """Return every l of the variants that one of `recipes` trains from a fitted start, largest first."""
+    def fitted_layers(self, model: str, recipe: str) -> list[int]:
+        """Return every l of the variants that a recipe and all alike train from a fitted start, largest first."""
         layers = self.models[model].num_key_value_layers
-        fitted = {name for name in recipes if self.recipes[name].start == "fitted"}
+        fitted = {name for name in self.alike(recipe, Fitting) if self.recipes[name].start == "fitted"}
         reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
         return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
 

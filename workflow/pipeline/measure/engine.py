@@ -7,7 +7,6 @@ objects live inside other processes. The lines read here are the same from vLLM 
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import Any
 
 from pipeline.records import installed_version
@@ -130,4 +129,5 @@ def _compilation(line: str) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    return textwrap.shorten(text, 400, placeholder="...")
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else f"{text[:400]}..."

@@ -161,6 +161,8 @@ class Work:
             return prompts * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
         if settings:  # teacher, student, start or heads
             return 4 * settings.documents * min(self.text.chat_tokens, settings.max_length)
+        if "recipe" not in self.job.wildcards:  # a stage that is not known here
+            return 0.0
         rows = self.packed_rows * self.recipe.max_length
         # Sums of a fitted start take as long as the passes.
         return 2 * min(rows, self.recipe.start_tokens) if "moments" in rule else rows
@@ -224,7 +226,7 @@ class Work:
         if self.job.rule == "distill":
             return self.size.checkpoint_bytes(self.spec) + STATES * 12 * self.size.trained(self.spec, self.recipe.train)
         if self.job.rule == "teacher_states":
-            stored = 1 + len(self.config.stored_layers(self.model, [self.job.wildcards["recipe"]]))
+            stored = 1 + len(self.config.stored_layers(self.model, self.job.wildcards["recipe"]))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
         return 0.0
 

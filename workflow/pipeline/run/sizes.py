@@ -217,10 +217,10 @@ def _download(what: str, source: Section | None, **settings: Any) -> list[Downlo
 
 
 def once(found: Iterable[Download]) -> list[Download]:
-    """Return each revision of a repository once, as what most of it is loaded and checked for, models first."""
+    """Return each revision of a repository once, as what most of it is loaded and checked for: models first, optional last."""
 
     def order(item: Download) -> tuple[Any, ...]:
-        return DOWNLOADED.index(item.what), item.optional, not item.template, not item.gated
+        return item.optional, DOWNLOADED.index(item.what), not item.template, not item.gated
 
     kept: dict[tuple[str, str, str], Download] = {}
     for item in sorted(found, key=order):
