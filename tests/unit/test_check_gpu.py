@@ -17,7 +17,6 @@ from gpu_models import GPU, TINY, half, make_model, make_recipe, make_rows, rand
 from safetensors.torch import load_file
 from tests.programs import ROOT, run
 
-from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
@@ -114,14 +113,6 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, monkeypatch):
         assert not gpu_checks.exactness(TINY, tmp_path)[0]
     steps, faulty = [ENDING], "none"
     assert not gpu_checks.exactness(TINY, tmp_path)[0]
-
-
-def test_limits_of_speed_lie_below_those_of_the_flops():
-    arch, spec = Dimensions.from_config(GPU.large), half(GPU.large)
-    for output, limits in {1: gpu_checks.PREFILL, 256: gpu_checks.MIXED}.items():
-        for length, least in limits.items():
-            assert least < speedup_limits(arch, spec, length, output)["request_speedup"]
-            assert length in GPU.batches
 
 
 def test_a_wrong_mask_changes_the_loss(tmp_path, monkeypatch):
