@@ -121,7 +121,11 @@ def test_shorter_prompts_and_less_training_are_named_whatever_selects_the_rows()
     fast = claim("least", [cell("speedup", artifact="figure3")], (1.75, 1.95), GAIN)
     score = claim("cell", [cell("gsm8k", variant="swiftkv-62.5")], POSITIVE, POSITIVE)
     trained = measured("training_tokens", 1000, variant="swiftkv-25")
-    for lengths, verdict, why in (((512, 6000), SAME, "512 to 6,000 prompt tokens"), ((2000, 128000), AGREES, "own")):
+    for lengths, verdict, why in (
+        ((512, 6000), SAME, "512 to 6,000 prompt tokens"),
+        ((2000, 128000), AGREES, "own"),
+        ((2000,), SAME, "one measurement"),
+    ):
         points = {str(tokens): {"input_tokens": tokens, "output_tokens": 256} for tokens in lengths}
         rows = frame(measured("speedup", 1.8, 1.75, 1.85, point=point) for point in points)
         judged = judge(fast, Results({"figure3": with_settings(rows, points)}, ROLES))
@@ -129,12 +133,6 @@ def test_shorter_prompts_and_less_training_are_named_whatever_selects_the_rows()
     rows = {"t": measured("gsm8k", 50.0, 45.0, 55.0, variant="swiftkv-62.5"), "training_cost": trained}
     judged = judge(score, Results({name: with_settings(frame([row]), {}) for name, row in rows.items()}, ROLES))
     assert judged.verdict == SAME and "1,000 training tokens" in judged.reason
-
-
-def test_the_least_of_one_measurement_is_named():
-    fast, point = claim("least", [cell("speedup")], (1.75, 1.95), GAIN), measured("speedup", 1.8, 1.75, 1.85, at=1)
-    for rows, named in (([point], True), ([point, point | {"at": 2}], False)):
-        assert ("one measurement" in judge(fast, results(*rows)).reason) is named
 
 
 def test_numbers_that_each_have_to_agree_leave_it_undecided_if_they_do_not():
