@@ -6,12 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conftest import tiny_teacher
+from tests.conftest import CHATML, tiny_teacher
 from tests.unit.distill_helpers import (
     GOLDEN,
     RECIPE,
     SPEC,
-    TEMPLATE,
     assert_alike,
     command,
     log,
@@ -99,7 +98,7 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, fine_tuned):
     expected, _ = plain_adamw(inputs, Recipe.from_dict(RECIPE | FINE_TUNING), model.parameters(), 6, parts)
     assert losses(fine_tuned) == pytest.approx(expected, abs=1e-5)
     saved = load_any(fine_tuned / "checkpoint", torch.float32)
-    assert type(saved) is type(model) and load_tokenizer(fine_tuned / "checkpoint").chat_template == TEMPLATE
+    assert type(saved) is type(model) and load_tokenizer(fine_tuned / "checkpoint").chat_template == CHATML
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
     for name, parameter in model.named_parameters():
         assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)

@@ -5,8 +5,7 @@ import shlex
 from collections import Counter
 
 import pytest
-import yaml
-from tests.programs import ROOT, SNAKEMAKE, run, snakemake
+from tests.programs import ROOT, SNAKEMAKE, read_yaml, run, snakemake
 
 from pipeline.run.jobs import dry_run
 
@@ -172,7 +171,7 @@ def test_a_command_that_cannot_be_meant_is_answered_with_what_may_be(words, sent
 
 
 def test_snakemake_s_workflow_catalog_runs_the_same_workflow():
-    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    usage = read_yaml(ROOT / ".snakemake-workflow-catalog.yml")["usage"]
     words = [*usage["mandatory-flags"]["flags"].split(), "--forceall", "results/local/figures/figure2_left.png"]
     both = [dry_run("--snakefile", file, *words) for file in ("Snakefile", "workflow/Snakefile")]
     plans = [{job.outputs: job for job in jobs} for jobs in both]  # Snakemake orders jobs as it likes
