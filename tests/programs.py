@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import yaml
+from safetensors.numpy import save_file
+
+from swiftkv.io import write_json
 
 ROOT = Path(__file__).parents[1]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
@@ -25,6 +29,16 @@ def write_lines(path, rows):
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     return str(path)
+
+
+def write_model(folder, config):
+    """What is read of a model before it is loaded: config.json, a tokenizer with a chat template, and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    template = {"chat_template": "{{ messages }}"}
+    for name, content in (("config", config), ("tokenizer", {}), ("tokenizer_config", template)):
+        write_json(folder / f"{name}.json", content)
+    save_file({"weight": np.ones((64, 64), np.float32)}, folder / "model.safetensors")
+    return folder
 
 
 def environment(path=(), **variables):

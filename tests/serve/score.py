@@ -5,16 +5,16 @@
 A job has the arguments of `ServedLM` and requests [[prompt, generation settings], ...].
 """
 
-import json
 import sys
 from pathlib import Path
 
 from lm_eval.api.instance import Instance
 
 from pipeline.score.served_program import ServedLM
+from swiftkv.io import read_json, write_json
 
 if __name__ == "__main__":
-    job = json.loads(Path(sys.argv[1]).read_text())
+    job = read_json(sys.argv[1])
     lm = ServedLM(Path(job["folder"]), Path(job["folder"]), job["engine"])
     requests = [
         Instance("generate_until", {}, tuple(request), number) for number, request in enumerate(job["requests"])
@@ -23,4 +23,4 @@ if __name__ == "__main__":
     answers["fast_prefill"] = lm.model.llm_engine.vllm_config.cache_config.kv_sharing_fast_prefill
     lm.tokenizer.chat_template += "{{ strftime_now('%d %b %Y') }}"  # as Llama-3.2's does
     answers["templated"] = lm.apply_chat_template([{"role": "user", "content": "Hello"}])
-    Path(sys.argv[2]).write_text(json.dumps(answers))
+    write_json(sys.argv[2], answers)

@@ -1,11 +1,13 @@
 """Features of vLLM that look at the rows with logits: the same with fast prefill as at full depth, and as they should."""
 
-import json
+from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.serve.conftest import FULL_DEPTH, NGRAM
+
+from swiftkv.io import write_json
 
 pytestmark = pytest.mark.thorough
 
@@ -38,7 +40,7 @@ def heads(few, tmp_path_factory):
     weights |= {f"blocks.{number}.layers.0.weight": torch.zeros(hidden, hidden) for number in range(3)}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {"model_type": "medusa", "vocab_size": vocabulary, "hidden_size": hidden, "num_heads": 3}
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    write_json(folder / "config.json", config | {"num_hidden_layers": 1})
     return str(folder)
 
 
@@ -112,7 +114,7 @@ def test_drafts_of_repeated_tokens_are_verified(answers, few, eight, compare, na
     (run,) = answers[name]["runs"]
     assert answers[name]["fast_prefill"]
     compare(few, eight, run)
-    again = sum(one == other for tokens in run["tokens"] for one, other in zip(tokens, tokens[1:], strict=False))
+    again = sum(one == other for tokens in run["tokens"] for one, other in pairwise(tokens))
     assert run["accepted_drafts"] > again / 2
 
 

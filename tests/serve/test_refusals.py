@@ -1,10 +1,11 @@
 """What cannot be served is refused with one sentence that names it, before an engine starts."""
 
-import json
 import shutil
 
 import pytest
 from tests.serve.conftest import FULL_DEPTH
+
+from swiftkv.io import read_json, write_json
 
 pytestmark = pytest.mark.thorough
 
@@ -15,7 +16,7 @@ def checkpoint_with(of=None, engine=None, **config):
     def make(folder, to):
         shutil.copytree(folder.with_name(of) if of else folder, to)
         file = to / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+        write_json(file, read_json(file) | config)
         return {"model": to, "engine": engine or {}}
 
     return make
@@ -33,9 +34,9 @@ def speculating(method):
     def make(folder, to):
         draft = to / "draft"
         draft.mkdir(parents=True)
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
-        (draft / "config.json").write_text(json.dumps(config))
+        write_json(draft / "config.json", config)
         speculation = {"method": method, "model": str(draft), "num_speculative_tokens": 2}
         return {"model": folder, "engine": {"speculative_config": speculation}}
 

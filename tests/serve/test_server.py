@@ -31,16 +31,9 @@ REFUSED = {
 
 def serving(model, place, *options):
     """Serve a checkpoint as a user would, by its path, in float32 and eager; its log and caches are in `place`."""
-    command = [
-        str(Path(sys.executable).with_name("vllm")),
-        "serve",
-        str(model),
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-    ]
-    command += ["--max-model-len", str(LENGTH), "--max-num-seqs", "32", "--max-num-batched-tokens", "256"]
-    command += ["--kv-cache-memory-bytes", str(2**25), "--block-size", "32", *options]
+    words = f"--dtype float32 --enforce-eager --max-model-len {LENGTH} --max-num-seqs 32 --max-num-batched-tokens 256"
+    words += f" --kv-cache-memory-bytes {2**25} --block-size 32"
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), *words.split(), *options]
     return worker.serving(command, NAME, place / "log", engine_environment(place))
 
 

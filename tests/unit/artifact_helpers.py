@@ -147,20 +147,36 @@ def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
     }
 
 
+def latency_result(rates, completed=30):
+    """The result of a latency point whose rates are all sustained."""
+    times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
+    shared = {"completed": completed, "runs": [times], "sustained": True, "achieved_request_rate": 0.1}
+    found = [{"request_rate": rate, **shared} for rate in rates]
+    return {"rates": found, "highest_sustained_rate": rates[-1], "lowest_unsustained_rate": None}
+
+
 def training(model, variant, gpus=0):
     result = shipped("training/*/swiftkv-50.json") | {"hours": 2.0, "gpus": gpus}
     return record("training", model, variant, result)
 
 
-def throughput(model, variant, point, tokens_per_second, *, reason=None):
+def served(measure, variant, result, *, hardware=H100, settings=(), engine=(), **more):
+    """A record of serving; without a result it is out of memory."""
+    asked = {"point": "p", "input_tokens": 2000, "tensor_parallel_size": 1, "threads": 2, "dtype": "bfloat16"}
+    limits = {"request_speedup_limit": 1.8, "prefill_speedup_limit": 1.9, "capacity_limit": 2.0}
+    made_up = record(
+        measure, LLAMA, variant, result, settings=asked | dict(settings), cost=limits,
+        engine={"vllm": "0.32.0", "compilation": "eager", **dict(engine)}, status="oom", **more,
+    )  # fmt: skip
+    made_up["provenance"]["hardware"] = hardware
+    return made_up
+
+
+def throughput(variant, point, tokens_per_second, *, reason=None):
     """A throughput record; out of memory for a `reason`."""
     result = None
     if not reason:
         seconds = 1000 / tokens_per_second
         result = {"tokens_per_second": tokens_per_second, "seconds": seconds, "samples_seconds": [seconds]}
-    more = {
-        "engine": {"vllm": "0.32.0", "compilation": "eager"},
-        "cost": {"request_speedup_limit": 1.8, "prefill_speedup_limit": 1.9},
-        "settings": {"point": point, "input_tokens": 2000, "dtype": "bfloat16", "merge_all_layers": False},
-    }
-    return record("throughput", model, variant, result, reason=reason, status="oom", **more)
+    settings = {"point": point, "merge_all_layers": False}
+    return served("throughput", variant, result, settings=settings, reason=reason)

@@ -12,10 +12,8 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from tests.conftest import tiny_teacher
+from tests.conftest import byte_tokenizer, tiny_teacher
 from tests.programs import ROOT, environment
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
 from swiftkv.distill.recipe import Distilling
@@ -37,20 +35,6 @@ RECIPE = {
 }  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "deepspeed", "pipeline.stages", "swiftkv.distill.trainer"])
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
-    "{% if add_generation_prompt %}<assistant> {% endif %}"
-)
-
-
-def tokenizer():
-    """Whitespace words; unknown ones are <unk>."""
-    words = ["<pad>", "<unk>", "<end>", "<user>", "<assistant>", *(f"w{i}" for i in range(100))]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="<end>")
-    wrapped.chat_template = TEMPLATE
-    return wrapped
 
 
 def random_samples(count, longest, seed=0):
@@ -65,7 +49,7 @@ def make_inputs(folder, architecture="llama"):
     teacher = tiny_teacher(architecture)
     teacher.save_pretrained(folder / "model")
     write_json(folder / "model/generation_config.json", {"do_sample": False, "temperature": 0.6})
-    tokenizer().save_pretrained(folder / "model")
+    byte_tokenizer().save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     place = str(folder / "model")
     source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "path": place, "config": config}

@@ -1,34 +1,17 @@
-"""What the scoring tests share: a byte-level tokenizer with a chat template, a tiny checkpoint on disk, and tasks of the
+"""What the scoring tests share: a tiny checkpoint on disk, and tasks of the
 configuration with the local scale's packaged questions, four of each."""
 
 import json
 
 import datasets
+from tests.conftest import byte_tokenizer
 from tests.programs import ROOT, read_yaml, write_lines
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
-CHATML = (
-    "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
-)
 SHAPE = {"vocab_size": 320, "max_position_embeddings": 16384}
 SPEC = SwiftKVSpec(6, 3, 2)
-
-
-def byte_tokenizer():
-    """One token a byte; 0 pads, 1 and 2 open and close a message."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    fast.chat_template = CHATML
-    return fast
 
 
 def write_source(model, folder):

@@ -1,21 +1,16 @@
 """Advice on a model by its config.json alone, and plans of what it writes."""
 
-import json
 import types
 
-import numpy as np
 import pytest
-import yaml
-from huggingface_hub import errors
-from safetensors.numpy import save_file
-from tests.programs import ROOT
+from tests.conftest import refused
+from tests.programs import ROOT, read_yaml, write_model
 
 from pipeline.run import sizes
 from pipeline.run.advise import advise, best_layer, measured
 from pipeline.run.jobs import Profile, read_config, read_profile
 from pipeline.run.sizes import Size
-from swiftkv.errors import UserError
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 
 LLAMA = read_json(ROOT / "resources/architectures/llama-3.2-1b.json")["config"]
 GEMMA = {"model_type": "gemma3", "text_config": {"hidden_size": 2560, "sliding_window": 1024}}
@@ -23,13 +18,9 @@ HYBRID = {"model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts":
 GPU = Profile(ROOT / "profiles/gpu", cores=2, resources={"gpu": 1})
 
 
-def folder(path, config, *, weights=False):
+def folder(path, config):
     path.mkdir()
-    (path / "config.json").write_text(json.dumps(config))
-    if weights:
-        save_file({"a": np.zeros(1)}, path / "model.safetensors")
-        (path / "tokenizer.json").write_text("{}")
-        (path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    write_json(path / "config.json", config)
     return str(path)
 
 
@@ -53,17 +44,15 @@ def test_what_it_writes_is_a_configuration_that_no_other_model_overwrites(tmp_pa
     profile = read_profile(profile)
 
     def written(name, **changes):
-        model = tmp_path / name
-        model = str(model) if model.exists() else folder(model, LLAMA | changes, weights=True)
-        return list(advise(model, profile, output))[-1]
+        return list(advise(str(write_model(tmp_path / name, LLAMA | changes)), profile, output))[-1]
 
     assert "CONFIG=" in written("a") and written("a") == written("a")
     own = read_config(read_profile(profile.folder, [str(output)])).models["own"]
     assert own.gpus.distill == own.gpus.serve == gpus and own.num_key_value_layers["50"] == 8
     assert own.family == "llama" and Size.of(read_config(read_profile(profile.folder, [str(output)])), "own")
-    with pytest.raises(UserError, match="OUTPUT="):
+    with refused("OUTPUT="):
         written("b", num_hidden_layers=12)
-    assert yaml.safe_load(output.read_text())["models"]["own"]["num_hidden_layers"] == 16
+    assert read_yaml(output)["models"]["own"]["num_hidden_layers"] == 16
 
 
 @pytest.mark.parametrize(
@@ -78,39 +67,13 @@ def test_what_it_writes_is_a_configuration_that_no_other_model_overwrites(tmp_pa
 )
 def test_a_model_that_cannot_be_is_one_sentence(tmp_path, config, words):
     model = folder(tmp_path / "model", config) if config else str(tmp_path / "nothing")
-    with pytest.raises(UserError, match=words):
+    with refused(words):
         next(advise(model, GPU, tmp_path / "mine.yaml"))
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub that answers with what is in the list, and a cache that has nothing."""
-    answers = []
-
-    def info(*arguments, **settings):
-        raise answers[0]
-
-    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", info)
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *arguments, **settings: None)
-    sizes._hub_config.cache_clear()
-    yield answers
-    sizes._hub_config.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (errors.GatedRepoError, "org/name is gated .*HF_TOKEN"),
-        (errors.RepositoryNotFoundError, "no org/name"),
-        (OSError, "cannot be reached.*name its folder"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_sentence(hub, tmp_path, kind, words):
-    hub.append(kind.__new__(kind))
-    with pytest.raises(UserError, match=words):
-        next(advise("org/name", GPU, tmp_path / "mine.yaml"))
-    with pytest.raises(UserError, match=words):
-        sizes.hub_config("org/name")
+def test_a_model_of_a_silent_hub_is_one_sentence(tmp_path):
+    with refused("cannot be reached.*name its folder"):
+        next(advise("org/silent", GPU, tmp_path / "mine.yaml"))
 
 
 def test_a_plan_reads_the_size_from_the_hub_and_refuses_other_families(monkeypatch):
@@ -119,7 +82,7 @@ def test_a_plan_reads_the_size_from_the_hub_and_refuses_other_families(monkeypat
     monkeypatch.setattr(sizes, "hub_config", lambda name, revision: LLAMA)
     assert Size.of(config, "own").layers == 16
     monkeypatch.setattr(sizes, "hub_config", lambda name, revision: HYBRID)
-    with pytest.raises(UserError, match="'qwen3_next'"):
+    with refused("'qwen3_next'"):
         Size.of(config, "own")
 
 
@@ -130,7 +93,7 @@ def test_the_reading_curve_names_the_smallest_l_that_keeps_enough(tmp_path, monk
 
     record = tmp_path / "copied.json"
     members = [member(*pair) for pair in ((16, 2.0), (8, 1.0), (10, 1.7), (12, 1.9))]
-    record.write_text(json.dumps({"result": {"members": members}}))
+    write_json(record, {"result": {"members": members}})
     ended = types.SimpleNamespace(returncode=0)
     monkeypatch.setattr("subprocess.run", lambda *words, **settings: ended)
     monkeypatch.setattr("pipeline.run.advise.make_plan", lambda *arguments: None)
@@ -138,7 +101,7 @@ def test_the_reading_curve_names_the_smallest_l_that_keeps_enough(tmp_path, monk
     plan, found = measured(GPU, str(record), share, 16)
     assert plan == "25 min" and words in found and "upper bound" in found
     ended.returncode = 1
-    with pytest.raises(UserError, match="not measured"):
+    with refused("not measured"):
         list(measured(GPU, str(record), share, 16))
 
 

@@ -4,7 +4,18 @@ import json
 
 import pytest
 from tests.conftest import refused
-from tests.unit.artifact_helpers import CPU, H100, LLAMA, closeness, made, record, resolved, saved, score, throughput
+from tests.unit.artifact_helpers import (
+    CPU,
+    LLAMA,
+    closeness,
+    latency_result,
+    made,
+    resolved,
+    saved,
+    score,
+    served,
+    throughput,
+)
 
 from pipeline.artifacts.frame import measured
 from pipeline.artifacts.records import Record, checked_records, read_records
@@ -13,17 +24,6 @@ from pipeline.artifacts.records import Record, checked_records, read_records
 def rows(*records, **wanted):
     found = measured([Record.of(each) for each in records])
     return found[(found[list(wanted)] == list(wanted.values())).all(axis=1)]
-
-
-def served(measure, variant, result, *, hardware=H100, settings=(), engine=(), **more):
-    asked = {"point": "p", "input_tokens": 2000, "tensor_parallel_size": 1, "threads": 2, "dtype": "bfloat16"}
-    limits = {"request_speedup_limit": 1.8, "prefill_speedup_limit": 1.9, "capacity_limit": 2.0}
-    made_up = record(
-        measure, LLAMA, variant, result, settings=asked | dict(settings), cost=limits,
-        engine={"vllm": "0.32.0", "compilation": "eager", **dict(engine)}, status="oom", **more,
-    )  # fmt: skip
-    made_up["provenance"]["hardware"] = hardware
-    return made_up
 
 
 def test_limits_are_also_of_what_is_out_of_memory():
@@ -36,7 +36,7 @@ def test_limits_are_also_of_what_is_out_of_memory():
 def test_bars_have_the_ratio_of_the_speed_up_and_no_interval_sets_the_axis(tmp_path):
     """Of three turns of 1200 tokens one is slow: the speed-up is 1.79 by geometric means, 2.09 by medians; 1.8 is possible."""
     turns = {"samples_seconds": [11.5, 11.5, 17.7], "baseline_samples_seconds": [20.0, 24.0, 28.0]}
-    records = [throughput(LLAMA, name, "batch-2k", 100.0) for name in ("baseline", "swiftkv-50")]
+    records = [throughput(name, "batch-2k", 100.0) for name in ("baseline", "swiftkv-50")]
     records[0]["result"]["seconds"] = 12.0
     records[1]["result"] |= {"seconds": 12.0, **turns}
     axis, _ = made(entry() | {"kind": "throughput"}, serving=saved(tmp_path, records)).figure.axes
@@ -54,27 +54,10 @@ def test_a_gain_of_rates_is_open_where_no_rate_was_too_high():
     assert found.set_index("variant").loc["swiftkv-50", ["value", "low", "high"]].tolist() == [1.6, 1.6, float("inf")]
 
 
-@pytest.mark.parametrize("completed", [199, 200])
-def test_a_99th_percentile_is_explained_where_it_is_drawn(tmp_path, completed):
-    times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
-    found = {
-        "rates": [
-            {
-                "request_rate": 1,
-                "completed": completed,
-                "runs": [times],
-                "sustained": True,
-                "achieved_request_rate": 1.0,
-            }
-        ],
-        "highest_sustained_rate": 1,
-        "lowest_unsustained_rate": 2,
-    }
-    shown = resolved("latency", models=["small"], variants=["baseline"], points=["interactive-2k"])
-    asked = {"point": "interactive-2k", "request_rates": shown["points"]["interactive-2k"]["request_rates"]}
-    records = [served("latency", "baseline", found, settings=asked)]
-    figure = made(shown, serving=saved(tmp_path, records)).figure
-    assert ("Dotted: 99th percentile" in figure.legends[0].get_title().get_text()) == (completed == 200)
+def test_a_99th_percentile_is_of_200_requests():
+    for completed in (199, 200):
+        found = served("latency", "baseline", latency_result([1], completed), settings={"request_rates": [1]})
+        assert len(rows(found, metric="ttft_p99_ms")) == (completed == 200)
 
 
 # Guards
@@ -133,7 +116,7 @@ def test_records_of_other_conditions_never_stand_side_by_side(tmp_path, change, 
 
 
 def test_speed_of_one_checkpoint_and_quality_of_another_are_refused(tmp_path):
-    speed, quality = throughput(LLAMA, "swiftkv-50", "other", 1.0), closeness(LLAMA, "swiftkv-50", 0.1)
+    speed, quality = throughput("swiftkv-50", "other", 1.0), closeness(LLAMA, "swiftkv-50", 0.1)
     quality["model"]["revision"] = "2"
     with refused("differ in checkpoint of swiftkv-50"):
         checked_records(entry(), {"serving": saved(tmp_path, [speed]), "fidelity": saved(tmp_path, [quality])})

@@ -1,10 +1,11 @@
 """The paper's own numbers: every table has its source, and its averages are those of its rows."""
 
-import csv
 import math
 
 import pytest
 from tests.programs import ROOT, read_yaml
+
+from pipeline.artifacts.published import read_csv
 
 TABLES = {file.stem: file for file in (ROOT / "resources/paper").glob("*.csv")}
 TASKS = ("arc-challenge", "winogrande", "hellaswag", "truthfulqa", "mmlu", "mmlu-cot", "gsm8k")
@@ -22,7 +23,7 @@ QUANTITIES = {
 
 @pytest.fixture(scope="module")
 def tables():
-    return {name: list(csv.DictReader(file.open(newline=""))) for name, file in TABLES.items()}
+    return {name: read_csv(file) for name, file in TABLES.items()}
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,14 @@ from tests.unit.artifact_helpers import (
     LLAMA,
     PAPER,
     closeness,
+    latency_result,
     made,
     record,
     resolved,
     saved,
     scale,
     score,
+    served,
     throughput,
     training,
     typed,
@@ -74,12 +76,17 @@ def test_a_float32_cache_is_named_so_and_counted_in_16_bits(tmp_path):
     columns = ["kv_cache_gib", "capacity_ratio"]
     entry = resolved("table", models=["small"], variants=["baseline", "baseline/fp8"], points=["kv-capacity"],
                      panels=[{"columns": columns}])  # fmt: skip
-    settings = {"point": "kv-capacity", "dtype": "float32", "input_tokens": 2000, "merge_all_layers": False}
+    settings = {"point": "kv-capacity", "dtype": "float32", "merge_all_layers": False}
     records = [
-        record("kv_capacity", LLAMA, "baseline", {"kv_cache_tokens": tokens, "kv_cache_bytes": gib << 30},
-               kv_cache=kv_cache, settings=settings, engine={"vllm": "0.32.0", "compilation": "eager"}, cost={})
+        served(
+            "kv_capacity",
+            "baseline",
+            {"kv_cache_tokens": tokens, "kv_cache_bytes": gib << 30},
+            kv_cache=kv_cache,
+            settings=settings,
+        )
         for kv_cache, tokens, gib in (("auto", 1000, 2), ("fp8", 2000, 1))
-    ]  # fmt: skip
+    ]
     table = made(entry, serving=saved(tmp_path, records))
     (grid,) = map(text, table.grids)
     assert [re.sub(" +", "", row).split("|")[1:] for row in grid] == [
@@ -128,8 +135,8 @@ def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
     points, variants = ["memory-80gib", "memory-20gib"], ["baseline", "swiftkv-50"]
     entry = resolved("table", models=["small"], variants=variants, points=points, panels=panels)
     speeds = zip(variants, (2e4, 3e4), strict=True)
-    records = [throughput(LLAMA, variant, points[0], speed) for variant, speed in speeds]
-    records.append(throughput(LLAMA, "baseline", points[1], None, reason="no memory"))
+    records = [throughput(variant, points[0], speed) for variant, speed in speeds]
+    records.append(throughput("baseline", points[1], None, reason="no memory"))
     table = made(entry, serving=saved(tmp_path, records), published=[PAPER / "table5.csv"])
     speeds, gains = map(text, table.grids)
     assert speeds == [
@@ -147,12 +154,8 @@ def test_each_point_has_its_own_rates_and_several_are_told_apart(tmp_path):
     entry = resolved("table", models=["small"], variants=["baseline"], points=list(points), panels=panels)
     records = []
     for point, rates in points.items():
-        times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
-        shared = {"completed": 30, "runs": [times], "sustained": True, "achieved_request_rate": 0.1}
-        found = {"rates": [{"request_rate": rate, **shared} for rate in rates]}
-        found |= {"highest_sustained_rate": rates[-1], "lowest_unsustained_rate": None}
         settings = {"point": point, "request_rates": entry["points"][point]["request_rates"]}
-        records.append(record("latency", LLAMA, "baseline", found, settings=settings))
+        records.append(record("latency", LLAMA, "baseline", latency_result(rates), settings=settings))
     (grid,) = made(entry, serving=saved(tmp_path, records)).grids
     conditions = [[line for line in column.split("\n") if "requests/s" in line] for column in grid.frame.columns[1:]]
     assert conditions == [[], ["0.1 requests/s"], ["0.25 requests/s"]]

@@ -235,12 +235,6 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     "artifact, change, key",
     [
         ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
-        (
-            "blog_figure7",
-            {"serving": {"points": {"ngram-on": {"speculative": {"num_speculative_tokens": 2}}}}},
-            "speculative",
-        ),
-        ("figure3", {"serving": {"points": {"batch-2k": {"enforce_eager": False}}}}, "enforce_eager"),
         ("kv_capacity", {"serving": {"seed": 7}}, "seed"),
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec"),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit"),

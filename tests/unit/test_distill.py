@@ -1,6 +1,7 @@
 """Recipe, losses, the step, attention over packed rows, and when a training saves its state and stops, in this process."""
 
 import signal
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -243,7 +244,7 @@ def test_states_take_at_most_a_part_of_the_time(time):
     for save, pause in ((900, 9000), (10, 1200)):
         time.now = 1000.0
         saved = run(time, Clock(20), 60, save, steps=1000)
-        between = [after - save - before for before, after in zip(saved, saved[1:], strict=False)]
+        between = [after - save - before for before, after in pairwise(saved)]
         assert pause < min(between) <= max(between) <= pause + 60
     # Unless an earlier attempt has told, a job of two hours would not find out before its end, as its first state is its last.
     time.now = 1000.0
@@ -301,7 +302,7 @@ def varlen_attention(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqle
     assert torch.equal(cu_seqlens_q, cu_seqlens_k) and cu_seqlens_q.dtype == torch.int32 and causal
     assert max_seqlen_q == int(cu_seqlens_q.diff().max())
     parts = []
-    for start, end in zip(cu_seqlens_q.tolist(), cu_seqlens_q.tolist()[1:], strict=False):
+    for start, end in pairwise(cu_seqlens_q.tolist()):
         states = (part[start:end].transpose(0, 1) for part in (query, key, value))
         parts.append(
             F.scaled_dot_product_attention(*states, is_causal=True, scale=softmax_scale, enable_gqa=True).transpose(

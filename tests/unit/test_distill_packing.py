@@ -1,12 +1,12 @@
 """Chats to packed rows, and which of their tokens the assistant says."""
 
-import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.conftest import refused
+from tests.conftest import CHATML, byte_tokenizer, refused
 from tests.programs import write_lines
-from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, stage, tokenizer
+from tests.unit.distill_helpers import random_samples, run, settings, stage
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Packing
@@ -23,7 +23,7 @@ def test_packing_keeps_every_sample_whole_and_counts_the_rest():
     found = []
     for ids, positions, mask, assistant in zip(*arrays.values(), strict=True):
         starts = [*np.flatnonzero(positions == 0), 64]
-        for start, end in zip(starts, starts[1:], strict=False):
+        for start, end in pairwise(starts):
             assert (positions[start:end] == np.arange(end - start)).all()
             assert len(set(mask[start:end])) == 1
             if mask[start]:
@@ -43,13 +43,13 @@ def test_packing_keeps_every_sample_whole_and_counts_the_rest():
 
 def test_chats_through_the_template():
     turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4"), ("assistant", "w5 w6")]
-    loaded = tokenizer()
+    loaded = byte_tokenizer()
     ((sample,), refused) = tokenize(
         loaded, [{"messages": [{"role": role, "content": content} for role, content in turns]}]
     )
-    text = "<user> w1 w2 <end> <assistant> w3 <end> <user> w4 <end> <assistant> w5 w6 <end>"
+    text = "<s>user\nw1 w2</s><s>assistant\nw3</s><s>user\nw4</s><s>assistant\nw5 w6</s>"
     assert loaded.decode(sample.ids) == text and refused == 0
-    assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3 <end> w5 w6 <end>"
+    assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3</s>w5 w6</s>"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_chats_through_the_template():
     ],
 )
 def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
-    other = tokenizer()
+    other = byte_tokenizer()
     other.chat_template = template
     ((sample,), _) = tokenize(other, [CHAT])
     assert sample.assistant is None
@@ -73,15 +73,13 @@ def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
 
 def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     """By the program that packs; a chat longer than the model's positions is left out as well."""
-    strict = tokenizer()
-    strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + TEMPLATE
+    strict = byte_tokenizer()
+    strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + CHATML
     strict.save_pretrained(tmp_path)
-    config = {"max_position_embeddings": 30}
-    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "config.json", {"max_position_embeddings": 40})
     write_json(tmp_path / "source.json", {"name": "m", "path": str(tmp_path)})
-    long, wrong = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
-    chats = [CHAT] * 98 + [long, wrong]
-    write_lines(tmp_path / "chats.jsonl", chats)
+    long, wrong = {"messages": [USER | {"content": "w1 " * 10}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
+    write_lines(tmp_path / "chats.jsonl", [CHAT] * 98 + [long, wrong])
     arguments = {
         "--model-source": tmp_path / "source.json",
         "--recipe": settings(Packing),
@@ -89,14 +87,12 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
         "--output": tmp_path / "rows",
     }
     ended = run(stage("pack", arguments))
-    sentence = "chats are left out; the first: chat 100: the chat template refuses it (user first)"
-    assert ended.returncode == 0 and f"1 of 100 {sentence}" in ended.stdout, ended.stderr
-    assert "1 of more than 30 tokens, 1 refused" in ended.stderr
+    sentence = "1 of 100 chats are left out; the first: chat 100: the chat template refuses it (user first)"
+    assert ended.returncode == 0 and sentence in ended.stdout, ended.stderr
+    assert "1 of more than 40 tokens, 1 refused" in ended.stderr
     description = PackedRows(tmp_path / "rows").description
-    assert [description[key] for key in ("samples", "too_long", "longest", "refused")] == [98, 1, 30, 1]
+    assert [description[key] for key in ("samples", "too_long", "longest", "refused")] == [98, 1, 40, 1]
     assert description["chat_date"] == "2024-07-26"
-    with refused(re.escape(f"2 of 101 {sentence}. At most 1% may be")):
-        tokenize(strict, [*chats, wrong])
 
 
 def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
+from tests.conftest import refused
 from tests.programs import ROOT
-from tests.unit.artifact_helpers import typed
+from tests.unit.artifact_helpers import SMOL, scale, typed
 
 from pipeline.run.estimate import Work, estimates, time_limit
 from pipeline.run.jobs import (
@@ -32,8 +32,7 @@ CLUSTER = Profile(Path("slurm"), jobs=2)
 def config(tmp_path, monkeypatch):
     """The paper's configuration, in a folder where nothing has run."""
     monkeypatch.chdir(tmp_path)
-    names = ("config.yaml", "artifacts.yaml")
-    return {key: section for name in names for key, section in yaml.safe_load((ROOT / name).read_text()).items()}
+    return scale()
 
 
 def job(rule, gpus=0, inputs=(), outputs=(), benchmark=None, threads=1, extra=None, **wildcards):
@@ -68,7 +67,7 @@ def test_a_configfile_that_replaces_the_profiles_is_refused(own, tmp_path):
     (tmp_path / "profile.yaml").write_text(f"configfile: {own}\n")
     for profile in (["--profile", str(tmp_path)], [f"--profile={tmp_path}"]):
         words = ["snakemake", *profile, "--configfile", "mine.yaml"]
-        with pytest.raises(UserError, match="replaces .*own.yaml of the profile"):
+        with refused("replaces .*own.yaml of the profile"):
             refuse_replaced_configuration(words, ["mine.yaml"])
         refuse_replaced_configuration(words, [tmp_path / own, "mine.yaml"])
 
@@ -115,9 +114,7 @@ def test_a_slower_product_lengthens_what_is_computed_by_no_more_than_itself(conf
 
 
 def test_sizes_are_the_published_ones(config):
-    local = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())
-    config["models"]["small"] = local["models"]["smollm2-135m"]
-    assert Size.of(typed(config), "small").parameters == 134515008  # read from its package
+    assert Size.of(typed(scale("local")), SMOL).parameters == 134515008  # read from its package
     assert Size.of(typed(config), "llama-3.1-405b").bytes == pytest.approx(401.7e9 + 2 * 4.2e9, rel=0.001)
     moe = Size(read_json(ROOT / "resources/architectures/deepseek-v2-lite.json")["config"])
     assert moe.passed == pytest.approx(2.4e9, rel=0.1)  # of 15.7e9

@@ -26,24 +26,21 @@ FILES = {
 }
 
 
-def imported(module, source):
-    """The modules of this project that a module imports: `from package import name` is of the module `name`, if it is one."""
-    tree = ast.parse(source)
+def imported(file):
+    """What a file imports anywhere in its code, but for annotations alone; a name of a module as `module.name`."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     annotations = {
         node
         for branch in ast.walk(tree)
         if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
         for node in ast.walk(branch)
     }
-    names = set()
     for node in set(ast.walk(tree)) - annotations:
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively"
-            places = [f"{node.module}.{alias.name}" for alias in node.names]
-            names |= {place if place in FILES else node.module for place in places}
-    return (names & FILES.keys()) - {module}
+            assert node.level == 0, f"{file} imports relatively"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def package(module):
@@ -51,10 +48,10 @@ def package(module):
 
 
 def test_packages_import_from_lower_floors_only():
-    graph = {module: imported(module, path.read_text(encoding="utf-8")) for module, path in FILES.items()}
     floors = {package: floor for floor, packages in enumerate(FLOORS) for package in packages.split()}
     assert {package(module) for module in FILES} == floors.keys(), "each package has its place"
-    arrows = [
-        (above, below) for above, modules in graph.items() for below in modules if package(above) != package(below)
-    ]
-    assert [arrow for arrow in arrows if floors[package(arrow[0])] <= floors[package(arrow[1])]] == []
+    for above, file in FILES.items():
+        for name in imported(file):  # `from package import name` is of the module `name`, if it is one
+            below = name if name in FILES else name.rpartition(".")[0]
+            if below in FILES and package(below) != package(above):
+                assert floors[package(below)] < floors[package(above)], (above, below)

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from score_helpers import byte_tokenizer
-from tests.conftest import refused
+from tests.conftest import byte_tokenizer, refused
 from tests.programs import write_lines
 from tests.unit.measure_helpers import REPORT, point
 

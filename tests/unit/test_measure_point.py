@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from score_helpers import byte_tokenizer
-from tests.conftest import refused, tiny_swiftkv
+from tests.conftest import byte_tokenizer, refused, tiny_swiftkv
 from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer

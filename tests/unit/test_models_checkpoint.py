@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import refused, tiny_swiftkv, tiny_teacher
+from tests.conftest import byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, write
 from tests.quantized import QUANTIZATION
-from tests.unit.distill_helpers import ROOT, tokenizer
+from tests.unit.distill_helpers import ROOT
+from tests.unit.score_helpers import SHAPE
 from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.io import read_json, write_json
@@ -227,7 +228,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = lines.replace("num_hidden_layers=16", "num_hidden_layers=6").replace("value_layers=8", "value_layers=3")
     monkeypatch.chdir(tmp_path)
-    save_model(tiny_swiftkv(), re.search('folder = "(.*)"', lines)[1], tokenizer=tokenizer())
+    save_model(tiny_swiftkv(**SHAPE), re.search('folder = "(.*)"', lines)[1], tokenizer=byte_tokenizer())
     save_model(tiny_teacher(), re.search('load_base."(.*)"', lines)[1])
     exec(lines, {})
     assert load_swiftkv("rewired").config.num_key_value_layers == 3

@@ -1,19 +1,17 @@
 """DeepSeek-V2: its cache, its checkpoints, and what it is refused."""
 
-import json
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file, save_file
 from tests.conftest import refused
+from tests.programs import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swiftkv.io import write_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire
 from swiftkv.spec import SwiftKVSpec
 
 # config.json of DeepSeek-V2-Lite-Chat, all fields and their spelling, in a small size.
-HUB_CONFIG = json.loads(Path(__file__).with_name("configs").joinpath("deepseek-v2-lite-chat.json").read_text())
+HUB_CONFIG = read_json(ROOT / "tests/unit/configs/deepseek-v2-lite-chat.json")
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """The vLLM plugin can be installed alone, and pyproject.toml names what the code imports, part by part."""
 
-import ast
 import re
 import sys
 import tarfile
@@ -8,6 +7,7 @@ import tomllib
 
 import pytest
 from tests.programs import ROOT, succeed
+from tests.unit.test_import_graph import imported
 
 from swiftkv.serve import TESTED
 
@@ -25,15 +25,6 @@ def files_of(part):
         return list(PIPELINE.rglob("*.py"))
     files = METHOD.rglob("*.py")
     return [file for file in files if file.relative_to(METHOD).as_posix().startswith(TRAINING) == (part == "train")]
-
-
-def imported(file):
-    """Top-level modules, and modules of this package, that a file imports anywhere in its code."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module
 
 
 def needed(part):

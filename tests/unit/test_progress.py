@@ -97,25 +97,19 @@ def test_the_summary_has_times_by_rule_a_place_to_look_and_what_can_go(progress,
 # Snakemake's events
 
 
-@pytest.fixture
-def handler(capsys):
+def test_what_snakemake_warns_of_is_said_and_a_failure_s_end_once(progress, capsys):
     settings = SimpleNamespace(
         nocolor=True, stdout=False, dryrun=False, quiet=set(), show_failed_logs=False, debug_dag=False, verbose=False
     )
-    made = LogHandler(settings, None)
-    made.setFormatter(logging.Formatter())
+    handler = LogHandler(settings, None)
+    handler.setFormatter(logging.Formatter())
 
     def hear(message=None, level=logging.INFO, **more):
         record = logging.LogRecord("snakemake", level, "", 0, message, (), None)
         vars(record).update(more)
-        made.handle(record)
+        handler.handle(record)
         return capsys.readouterr().err
 
-    return SimpleNamespace(hear=hear, close=made.close, said=lambda: capsys.readouterr().err)
-
-
-def test_what_snakemake_warns_of_is_said_and_a_failure_s_end_once(handler, progress):
-    hear = handler.hear
     hear("4 steps", progress=progress)
     assert hear("all finished", event=LogEvent.JOB_FINISHED, job_id=99) == ""
     assert hear("Missing output files: ...", logging.ERROR, event=LogEvent.ERROR).startswith("Missing output")
@@ -124,4 +118,4 @@ def test_what_snakemake_warns_of_is_said_and_a_failure_s_end_once(handler, progr
     assert hear("Error in rule figure", logging.ERROR, event=LogEvent.JOB_ERROR, jobid=OTHER, log=[]) == ""
     handler.close()
     handler.close()
-    assert handler.said().count("Not finished after") == 1
+    assert capsys.readouterr().err.count("Not finished after") == 1

@@ -22,18 +22,21 @@ def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch)
     def git(*words):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)
 
+    def state():
+        found = records.provenance(0)
+        return len(found["git_commit"] or ""), found["git_dirty"]
+
     monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert records.provenance(0)["git_commit"] is None and records.provenance(0)["git_dirty"] is None
+    assert state() == (0, None)
     git("init", "-q")
     (tmp_path / "tracked").write_text("a")
     git("add", "tracked")
     git("commit", "-q", "-m", "x")
-    assert len(records.provenance(0)["git_commit"]) == 40 and records.provenance(0)["git_dirty"] is False
     (tmp_path / "untracked").write_text("a")
-    assert records.provenance(0)["git_dirty"] is False
+    assert state() == (40, False)
     (tmp_path / "tracked").write_text("b")
-    assert records.provenance(0)["git_dirty"] is True
+    assert state() == (40, True)
 
 
 def test_a_failed_write_leaves_what_was_there_and_a_damaged_file_is_named(tmp_path):

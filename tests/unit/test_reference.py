@@ -1,6 +1,5 @@
 """A run beside the shipped one: honest differences pass, and a wrong number, a lost gain and a missing record are found."""
 
-import csv
 import re
 import shutil
 import sys
@@ -8,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from tests.conftest import refused
 from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
@@ -20,7 +20,6 @@ from pipeline.run.compare import CLAIMS, EXACT, compare, folder, inputs, leaves,
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, keep, page_part, redraw
 from pipeline.statistics import mean_and_stderr
-from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 SHIPPED = ROOT / "resources/reference/local"
@@ -163,9 +162,9 @@ def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
     only = set(inputs(typed(scale("local")), ["demo"]))
     assert {SIMILARITY, ANSWER} < only and SCORE not in only
     assert compare(SHIPPED, SHIPPED, only).records == 4
-    with pytest.raises(UserError, match="no reference run is shipped for this scale"):
+    with refused("no reference run is shipped for this scale"):
         compare(tmp_path / "none", tmp_path)
-    with pytest.raises(UserError, match="has none of the"):
+    with refused("has none of the"):
         compare(SHIPPED, tmp_path / "empty")
     counted = compare(SHIPPED, tmp_path / "empty", inputs(typed(scale("local")), ["table1"]))  # of no records
     assert "0 quantities of 0 records agree, 0 do not" in report(counted, SHIPPED, tmp_path / "empty")
@@ -188,7 +187,7 @@ def test_a_finished_run_is_kept_and_its_claims_are_judged_by_its_own_tables(tmp_
     content["artifacts"] = {name: content["artifacts"][name] for name in ("claims", "figure2_left")}
     config, results = typed(content), tmp_path / "results/local"
     place = folder(tmp_path, config)
-    with pytest.raises(UserError, match="results/local is no finished run: 2 of 2 files are missing"):
+    with refused("results/local is no finished run: 2 of 2 files are missing"):
         keep(config, place)
     for name in (SIMILARITY, "tables/claims.csv"):
         (results / name).parent.mkdir(parents=True)
@@ -201,7 +200,7 @@ def test_a_finished_run_is_kept_and_its_claims_are_judged_by_its_own_tables(tmp_
     assert float(judged["simscore-half-8b"]["value"]) in read_json(SHIPPED / SIMILARITY)["result"]["simscore"]
 
     write_json(results / SIMILARITY, read_json(SHIPPED / SIMILARITY) | {"reason": f"{tmp_path}/results is gone"})
-    with pytest.raises(UserError, match="names a folder of this machine"):
+    with refused("names a folder of this machine"):
         keep(config, place)
 
 
@@ -229,8 +228,7 @@ def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
     lacking = "results/reference/local/tables/table2.csv is not drawn: the run has no reading/"
     assert drawn.stdout.startswith(f"{file}\n{lacking}") and drawn.stderr == "error: 1 artifacts could not be drawn\n"
     scores = read_json(SHIPPED / SIMILARITY)["result"]["simscore"]
-    with (tmp_path / file).open(newline="") as lines:
-        assert [float(row["value"]) for row in csv.DictReader(lines) if row["metric"] == "simscore"] == scores
+    assert [float(row["value"]) for row in read_csv(tmp_path / file) if row["metric"] == "simscore"] == scores
 
     assert command("compare", "--reference", place, cwd=tmp_path).returncode == 0
     planted = read_json(SHIPPED / SIMILARITY)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from score_helpers import SPEC, byte_tokenizer, write_chats
-from tests.conftest import refused
+from score_helpers import SPEC, write_chats
+from tests.conftest import byte_tokenizer, refused
 
 from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer, scored
-from tests.conftest import tiny_teacher
+from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, scored
+from tests.conftest import byte_tokenizer, tiny_teacher
 from tests.programs import write_lines
 from transformers import LlamaForCausalLM
 

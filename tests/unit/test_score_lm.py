@@ -6,8 +6,8 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from score_helpers import SHAPE, byte_tokenizer
-from tests.conftest import refused, tiny_swiftkv, tiny_teacher
+from score_helpers import SHAPE
+from tests.conftest import byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.score import lm as module
 from pipeline.score.lm import CachedLM

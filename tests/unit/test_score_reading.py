@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from artifact_helpers import reading_result
-from score_helpers import byte_tokenizer
-from tests.conftest import random_ids, tiny_teacher
+from tests.conftest import byte_tokenizer, random_ids, tiny_teacher
 from tests.programs import write_lines
 
 from pipeline.artifacts.frame import frame, measured

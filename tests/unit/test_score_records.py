@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import lm_eval.tasks
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, scored, winogrande
-from tests.conftest import refused
+from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, entry, scored, winogrande
+from tests.conftest import byte_tokenizer, refused
 from tests.programs import write_lines
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves

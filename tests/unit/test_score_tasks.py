@@ -8,8 +8,8 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.tasks._index import Kind
-from score_helpers import COMPLETIONS, PANEL, TASKS, arrow_file, byte_tokenizer
-from tests.conftest import refused
+from score_helpers import COMPLETIONS, PANEL, TASKS, arrow_file
+from tests.conftest import byte_tokenizer, refused
 from tests.unit.artifact_helpers import scale, typed
 
 from pipeline.config.catalogue import KNOWN, Known, _index, leaves

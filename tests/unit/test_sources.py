@@ -9,8 +9,7 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
-from score_helpers import CHATML, byte_tokenizer
-from tests.conftest import GGUF, refused
+from tests.conftest import CHATML, GGUF, byte_tokenizer, refused
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository

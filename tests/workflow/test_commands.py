@@ -4,8 +4,7 @@ import re
 import shlex
 
 import pytest
-import yaml
-from tests.programs import ROOT, succeed
+from tests.programs import ROOT, read_yaml, succeed
 
 DONE = {  # what neither of them plans, and the tests that do it
     r"(VLLM_CPU_KVCACHE_SPACE=\d+ )?vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
@@ -22,7 +21,7 @@ COMMAND = re.compile(r"(?:\w+=\S+ )*(?:make|snakemake|git|vllm|pip|cp|export|pyt
 
 def commands():
     """Each command once, with its first place: steps of jobs, lines of blocks without a language, code of numbered lists."""
-    jobs = yaml.safe_load(GITHUB.read_text())["jobs"].values()
+    jobs = read_yaml(GITHUB)["jobs"].values()
     found = {step["run"]: GITHUB.name for job in jobs for step in job["steps"] if "run" in step}
     for page in PAGES:
         text = (ROOT / page).read_text()

@@ -5,12 +5,12 @@ import re
 import sys
 
 import pytest
+from tests.conftest import refused
 from tests.programs import ROOT, run
 
 from pipeline.run import estimate
 from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
-from swiftkv.errors import UserError
 
 # Of the reference run, two steps at once except for serving; and the speed of its processor
 LOCAL_MINUTES, LOCAL_SPEED = 202, 0.165  # docs/measurements/2026-11-28-local.md
@@ -73,7 +73,7 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
     ],
 )
 def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with refused(sentence):
         plan_jobs(read_profile(profile), [file])
 
 
@@ -88,11 +88,11 @@ def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, 
 def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, key, wrong, sentence):
     for name in ("profile.yaml", "site.yaml", "partitions.yaml"):
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
-    with pytest.raises(UserError, match=sentence):
+    with refused(sentence):
         plan_jobs(read_profile(tmp_path), ["results/tables/table1.tex"])
 
 
 def test_a_profile_whose_partitions_are_missing_is_one_sentence(tmp_path):
     (tmp_path / "profile.yaml").write_text((ROOT / "profiles/slurm/profile.yaml").read_text())
-    with pytest.raises(UserError, match="Partition configuration file not found, given was partitions.yaml"):
+    with refused("Partition configuration file not found, given was partitions.yaml"):
         read_profile(tmp_path)

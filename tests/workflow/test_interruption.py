@@ -3,13 +3,14 @@
 The checkpoint of a finished training is what its folder has to have for others, and nothing else.
 """
 
-import csv
 import subprocess
 import time
 
 import psutil
 import yaml
 from tests.programs import ROOT, SNAKEMAKE, environment, read_yaml, run, snakemake
+
+from pipeline.artifacts.published import read_csv
 
 STEPS = 24
 
@@ -50,8 +51,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
     again = run(SNAKEMAKE, *command())
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
-    with losses.open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+    assert [int(row["step"]) for row in read_csv(losses)] == list(range(1, STEPS + 1))
     weights = {"config.json", "generation_config.json", "model.safetensors"}
     tokenizer = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in checkpoint.iterdir()} == weights | tokenizer | {"README.md"}

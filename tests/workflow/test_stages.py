@@ -46,6 +46,7 @@ def test_a_rule_runs_its_stage_where_and_with_what_the_stage_says(rules, workflo
         run = re.search(r"(?:python|\{params.launcher\}) -m pipeline.stages (\w+) ", rule.shellcmd)[1]
         assert STAGES[run].run == stage.run, name
         assert (name in workflow._localrules) == stage.local, name
+        assert rule.docstring and rule.log and rule.benchmark, name
         asked = {rule.priority, *(value.raw for value in rule.resources.values())}
         asked = {inspect.getclosurevars(function).nonlocals.get("stage") for function in filter(callable, asked)}
         assert asked - {None} == {stage.gpus} - {None}, name

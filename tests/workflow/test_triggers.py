@@ -4,11 +4,9 @@ import os
 
 import pytest
 import yaml
-from snakemake.cli import main
-from snakemake.logging import logger
-from tests.programs import ROOT, read_yaml
+from tests.programs import ROOT, read_yaml, snakemake, write_model
 
-from pipeline.stages import rule_of
+from pipeline.run.jobs import dry_run
 
 RECIPES = read_yaml(ROOT / "config.yaml")["recipes"]
 FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
@@ -21,57 +19,34 @@ MINE = {
 }  # fmt: skip
 
 
-def snakemake(folder, *arguments, config=None):
-    """Run Snakemake in this process on the smoke profile; the jobs that it logs, as records."""
+def words(folder, config=None):
+    """Snakemake's command line of the smoke profile and a changed configuration."""
     (folder / "mine.yaml").write_text(yaml.safe_dump({"models": {"mine": MINE}}))
     (folder / "change.yaml").write_text(yaml.safe_dump(config or {}))
     files = [ROOT / "profiles/smoke/override.yaml", folder / "mine.yaml", folder / "change.yaml"]
-    words = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", ROOT / "profiles/smoke"]
-    words += [*arguments, "--configfile", *files, "--", "all", MODEL]
-    jobs = []
-
-    def keep(record):
-        if getattr(record, "rule_name", None) and getattr(record, "output", None):
-            jobs.append(record)
-        return False
-
-    logger.addFilter(keep)
-    try:
-        with pytest.raises(SystemExit) as end:
-            main(list(map(str, words)))
-    finally:
-        logger.removeFilter(keep)
-    assert end.value.code == 0
-    return jobs
+    where = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", ROOT / "profiles/smoke"]
+    return [*where, "--configfile", *files, "--", "all", MODEL]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A folder in which everything seems to have been made with the settings of the profile."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "model").mkdir()
-    for name, text in {
-        "config.json": '{"model_type": "llama", "num_hidden_layers": 8}',
-        "tokenizer.json": "{}",
-    }.items():
-        (folder / "model" / name).write_text(text)
-    (folder / "model/chat_template.jinja").write_text("{{ messages }}")
-    header = b"{}      "
-    (folder / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    for job in snakemake(folder, "--dry-run", "--forceall"):
-        for path in map(folder.joinpath, job.output):
+    write_model(folder / "model", {"model_type": "llama", "num_hidden_layers": 8})
+    for job in dry_run("--forceall", *words(folder)):
+        for path in map(folder.joinpath, job.outputs):
             if path.suffix in FILES:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(SIZES if path.name == "source.json" else "{}")
             else:
                 path.mkdir(parents=True)
-    snakemake(folder, "--touch", "--forceall")
+    assert snakemake("--touch", "--forceall", *words(folder)).returncode == 0
     return folder
 
 
 def planned(folder, config=None):
     """The rules that a changed configuration plans, without those that draw."""
-    return {rule_of(job.rule_name) for job in snakemake(folder, "--dry-run", config=config)} - DRAWN
+    return {job.rule for job in dry_run(*words(folder, config))} - DRAWN
 
 
 def recipes(**changes):
