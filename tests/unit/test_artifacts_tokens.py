@@ -1,7 +1,7 @@
 """Quality over training tokens: where points lie, and which trainings have one."""
 
 from tests.unit import artifact_helpers as helpers
-from tests.unit.artifact_helpers import LLAMA, closeness, made, resolved, saved, training
+from tests.unit.artifact_helpers import LLAMA, closeness, made, resolved, saved, score, training
 
 from pipeline.artifacts import contents
 

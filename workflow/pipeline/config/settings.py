@@ -92,7 +92,9 @@ class Model(Section):
     title: Text = key("The published name, printed in tables and figures.")
     source: ModelSource = key("Where the weights come from; exactly one of hub, package and local.")
     chat_template: CheckpointSource | None = key("Hub or local: the model whose chat template it takes.", None)
-    architecture: Text | None = key("Its config.json, or a file with it under `config`: costs then need no download.", None)
+    architecture: Text | None = key(
+        "Its config.json, or a file with it under `config`: costs then need no download.", None
+    )
     num_hidden_layers: Whole = key("L, the number of decoder layers; checked against the checkpoint.")
     num_key_value_layers: dict[Reduction, Whole] = key("l by nominal prefill reduction in percent.", min_length=1)
     model_type: Annotated[str, AfterValidator(_family)] | None = key(
