@@ -68,13 +68,6 @@ def test_a_judgement_passes_and_sees_its_faults(judge):
         assert not judge(fault)[0]
 
 
-def test_forward_passes_of_a_record_are_drawn(tmp_path):
-    one, half = ({length: {"seconds": share, "limit": 1.9} for length in ("2048", "8192")} for share in (1.0, 0.6))
-    record = {"provenance": {"hardware": {"gpus": []}}, "numbers": {"baseline": one, "swiftkv-50": half}}
-    gpu_prefill.draw(record, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size
-
-
 def test_answers_are_judged_by_those_of_the_unchanged_model():
     for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
         found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
