@@ -16,7 +16,7 @@ from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
 
 _MARKERS = "osD^vP"
-_UNCHANGED = {"color": "0.3", "linestyle": ":"}  # without training, so at any number of tokens
+_UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no place on the axis
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -32,7 +32,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     looks = {part: Look(f"C{place}", _MARKERS[place % len(_MARKERS)]) for place, part in enumerate(parts)}
     handles = [handle(part, **style.line) for part, style in looks.items() if part]
     unchanged = [case for case in cases if case.unchanged]
-    handles += [handle("unchanged", **_UNCHANGED) for _ in unchanged[:1]]
+    if unchanged:
+        handles.append(handle("unchanged", **_UNCHANGED))
     height = -(-len(metrics) // 2)
     figure = new_figure(PAGE, 1 + 2.2 * height, heading(entry), handles, numbers.notes)
     for place, metric in enumerate(metrics, 1):

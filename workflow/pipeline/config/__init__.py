@@ -165,7 +165,7 @@ class Config(Section):
         return [name for name in self.recipes if values(name) == values(recipe)]
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
-        """The layers whose entering states a recipe and all alike read from one file: every l, and what one compares."""
+        """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
         for reader in map(self.recipes.__getitem__, self.alike(recipe, Teaching)):
             layer = reader.hidden_state_layer
