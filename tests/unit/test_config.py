@@ -64,6 +64,11 @@ def point(name, **changes):
         # names that are not defined
         (variant(recipe="distilation"), ", at variants.swiftkv-50", "(did you mean 'distillation'?)"),
         (recipe(data="nothing"), ", at recipes.distillation", "'nothing'"),
+        ({"recipes": {"new": {"like": "nothing"}}}, ", at recipes", "'new' is like 'nothing'"),
+        ({"recipes": {"a": {"like": "b"}, "b": {"like": "a"}}}, ", at recipes", "is itself like"),
+        (model(recipe={"learning_rat": 1e-4}), ", at models.llama-3.1-8b.recipe", "did you mean 'learning_rate'?"),
+        (model(recipe={"zero_stage": 3}), ", at models.llama-3.1-8b.recipe", "zero_stage"),
+        (model(recipe={"data": "nothing"}), ", at recipes.distillation, for model 'llama-3.1-8b'", "'nothing'"),
         (model(checkpoints={"mine": {"hub": "a/b"}}), ", at models.llama-3.1-8b.checkpoints", "'mine'"),
         ({"scoring": {"together": ["pannel"]}}, ", at scoring.together", "(did you mean 'panel'?)"),
         # what does not fit together
@@ -133,6 +138,27 @@ def test_a_row_a_gpu(config):
     read = check(config)
     models = ("llama-3.1-8b", "llama-3.1-70b")
     assert [read.recipe(model, "authors-2025").batch_size for model in models] == [8, 32]
+
+
+def test_a_recipe_takes_the_keys_of_another(config):
+    config["recipes"] |= {
+        "slow": {"like": "distillation", "learning_rate": 1e-4},
+        "slower": {"like": "slow", "learning_rate": 1e-5, "loss": "lm"},
+    }
+    config["recipes"]["distillation"]["weight_decay"] = 0.25
+    read = check(config).recipes
+    assert (read["slow"].learning_rate, read["slower"].learning_rate) == (1e-4, 1e-5)
+    assert read["slower"].loss == "lm" and read["slow"].loss == "distillation"
+    assert {read[name].weight_decay for name in ("slow", "slower", "lm-loss", "tuned", "tuned-quarter")} == {0.25}
+
+
+def test_a_model_has_keys_of_its_own(config):
+    config["models"]["llama-3.1-8b"]["recipe"] = {"learning_rate": 1e-4, "max_length": 4096}
+    read = check(config)
+    own, others = (read.recipe(name, "distillation") for name in ("llama-3.1-8b", "llama-3.2-3b"))
+    assert (own.learning_rate, own.max_length) == (1e-4, 4096)
+    assert (others.learning_rate, others.max_length) == (3e-4, 8192)
+    assert read.recipe("llama-3.1-8b", "lm-loss").learning_rate == 1e-4
 
 
 def test_batches_are_only_checked_on_models_of_this_scale(config):

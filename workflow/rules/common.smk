@@ -160,7 +160,7 @@ def of_family(family, untrained):
 
 def shared_file(w, folder, part):
     """A file of a recipe, or of a variant's; recipes that agree in the settings of `part` share that of the first."""
-    return f"<results>/{folder}/{w.model}/{scale.alike(recipe_of(w), part)[0]}.safetensors"
+    return f"<results>/{folder}/{w.model}/{scale.recipes_sharing(w.model, recipe_of(w), part)[0]}.safetensors"
 
 
 def packed_rows(w):
@@ -170,14 +170,14 @@ def packed_rows(w):
 
 def teacher_states_file(w):
     """The stored teacher states, if the recipe has a teacher and asks for them."""
-    recipe = scale.recipes[recipe_of(w)]
+    recipe = scale.recipe(w.model, recipe_of(w))
     stored = recipe.loss != "lm" and recipe.teacher_states == "stored"
     return shared_file(w, "teacher", Teaching) if stored else []
 
 
 def moments_file(w):
     """What a variant's start is fitted to, if its recipe fits it."""
-    fitted = recipe_of(w) and scale.recipes[recipe_of(w)].start == "fitted"
+    fitted = recipe_of(w) and scale.recipe(w.model, recipe_of(w)).start == "fitted"
     return shared_file(w, "moments", Fitting) if fitted else []
 
 

@@ -17,7 +17,7 @@ rule pack:
     """Tokenize the chats with the model's template and pack them into rows, each chat attending to itself only."""
     input:
         model="<results>/models/{model}/source.json",
-        chats=lambda w: f"<results>/data/{scale.recipes[w.recipe].data}/train.jsonl",
+        chats=lambda w: f"<results>/data/{scale.recipe(w.model, w.recipe).data}/train.jsonl",
     output:
         "<results>/packed/{model}/{recipe}.safetensors",
     log:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BeforeValidator
 
 from pipeline.config.checks import check_references
 from pipeline.config.planning import Planning
 from pipeline.config.points import Answer, Latency, Requests, Serving
+from pipeline.config.recipes import with_inherited_keys
 from pipeline.config.settings import (
     Artifact,
     DataMix,
@@ -76,7 +78,9 @@ class Config(Section):
     gpu_jobs: GpuJobs
     models: dict[Name, Model] = key("The models, by name.")
     variants: dict[Name, Variant] = key("What is done to a model, by name.")
-    recipes: dict[Name, Recipe] = key("How a variant is trained, by name.")
+    recipes: Annotated[dict[Name, Recipe], BeforeValidator(with_inherited_keys)] = key(
+        "How a variant is trained, by name; `like: other` takes another recipe's keys where it has none of its own."
+    )
     data: dict[Name, DataMix] = key("Mixes of chats, by name.")
     heldout: Heldout
     similarity: Similarity
@@ -135,7 +139,7 @@ class Config(Section):
             )
             family = settings.family
             check_latent_heads(family is not None and architecture(family).latent, rewiring.kv_heads)
-            if family and rewiring.recipe and self.recipes[rewiring.recipe].start == "fitted":
+            if family and rewiring.recipe and self.recipe(model, rewiring.recipe).start == "fitted":
                 check_fit(family, rewiring.acrosskv)
         except (ValueError, UserError) as error:
             raise UserError(
@@ -150,24 +154,34 @@ class Config(Section):
             known = ", ".join(having) or "none"
             raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
 
-    def recipe(self, model: str, name: str) -> Recipe:
-        """Return a training recipe as the trainer takes it, with the model's ZeRO stage and rows a step."""
-        recipe, settings = self.recipes[name], self.models[model]
-        rows = recipe.batch_size or recipe.micro_batch_size * max(1, settings.gpus.distill)
-        return recipe.model_copy(update={"zero_stage": settings.zero_stage, "batch_size": rows})
+    @cached_property
+    def _recipes_of_models(self) -> dict[str, dict[str, Recipe]]:
+        return {model: {name: self._recipe(model, name) for name in self.recipes} for model in self.models}
 
-    def alike(self, recipe: str, part: type[Packing]) -> list[str]:
-        """All recipes that agree with one in the keys of `part`; a file that they share has the name of the first."""
+    def _recipe(self, model: str, name: str) -> Recipe:
+        settings = self.models[model]
+        keys = self.recipes[name].model_dump() | settings.recipe | {"zero_stage": settings.zero_stage}
+        recipe = read(Recipe, keys, f"config, at models.{model}.recipe")
+        rows = recipe.batch_size or recipe.micro_batch_size * max(1, settings.gpus.distill)
+        return recipe.model_copy(update={"batch_size": rows})
+
+    def recipe(self, model: str, name: str) -> Recipe:
+        """Return a training recipe for one model: with the model's own keys, ZeRO stage and rows per step."""
+        return self._recipes_of_models[model][name]
+
+    def recipes_sharing(self, model: str, recipe: str, settings: type[Packing]) -> list[str]:
+        """Return the recipes that agree for a model in the keys of `settings`; they share a file named after the first."""
 
         def values(name: str) -> list[Any]:
-            return [getattr(self.recipes[name], key) for key in part.model_fields]
+            return [getattr(self.recipe(model, name), key) for key in settings.model_fields]
 
         return [name for name in self.recipes if values(name) == values(recipe)]
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
         """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
-        for reader in map(self.recipes.__getitem__, self.alike(recipe, Teaching)):
+        for name in self.recipes_sharing(model, recipe, Teaching):
+            reader = self.recipe(model, name)
             layer = reader.hidden_state_layer
             if reader.hidden_state_weight and reader.teacher_states == "stored":
                 layers.add(layer + (total + 1 if layer < 0 else 0))
@@ -176,7 +190,8 @@ class Config(Section):
     def fitted_layers(self, model: str, recipe: str) -> list[int]:
         """Return every l of the variants that a recipe and all alike train from a fitted start, largest first."""
         layers = self.models[model].num_key_value_layers
-        fitted = {name for name in self.alike(recipe, Fitting) if self.recipes[name].start == "fitted"}
+        sharing = self.recipes_sharing(model, recipe, Fitting)
+        fitted = {name for name in sharing if self.recipe(model, name).start == "fitted"}
         reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
         return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
 

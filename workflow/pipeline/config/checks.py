@@ -25,14 +25,20 @@ def at(place: str) -> Iterator[None]:
 
 def check_references(config: Config) -> None:
     """Raise a `UserError` that names the place of the first name that is not defined, or of what cannot fit together."""
+    written = {f"recipes.{name}": recipe.model_fields_set for name, recipe in config.recipes.items()}
+    written |= {f"models.{name}.recipe": model.recipe for name, model in config.models.items()}
+    for place, keys in written.items():
+        with at(place):
+            if "zero_stage" in keys:
+                raise UserError("zero_stage stands at the models, not at a recipe")
     for name, recipe in config.recipes.items():
         with at(f"recipes.{name}"):
-            if "zero_stage" in recipe.model_fields_set:
-                raise UserError("zero_stage stands at the models, not at a recipe")
             _require(recipe.data, "data", config.data)
         for model in config.in_use:
+            own = config.recipe(model, name)
             with at(f"recipes.{name}, for model {model!r}"):
-                recipe.accumulation(max(1, config.models[model].gpus.distill))
+                _require(own.data, "data", config.data)
+                own.accumulation(max(1, config.models[model].gpus.distill))
     for name, model in config.models.items():
         for variant in model.checkpoints:
             with at(f"models.{name}.checkpoints"):

@@ -103,6 +103,7 @@ class Model(Section):
     checkpoints: dict[Name, CheckpointSource] = key("Of others, by variant; such a variant has no recipe.", {})
     published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage of its training.")
+    recipe: dict[Name, Any] = key("Keys of a recipe that this model's trainings have of their own.", {})
     nodes: Nodes
     gpus: Gpus
     serving_weights: Literal["trained", "dummy"] = key(
