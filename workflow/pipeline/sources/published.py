@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.sources import ORIGIN, find_checkpoint, link_files, read_source
-from swiftkv.architectures import key_value_heads
+from swiftkv.architectures import check_loaded, key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
@@ -38,7 +38,9 @@ def fetch_checkpoint(
     model = read_source(model_source)
 
     def check(folder: Path) -> None:
-        _check_variant(read_json(folder / "config.json"), spec, variant, model)
+        config = read_json(folder / "config.json")
+        _check_variant(config, spec, variant, model)
+        check_loaded(config, str(folder))
         load_tokenizer(folder)
 
     path, identity = find_checkpoint(source, check)
