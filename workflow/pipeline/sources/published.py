@@ -38,9 +38,7 @@ def fetch_checkpoint(
     model = read_source(model_source)
 
     def check(folder: Path) -> None:
-        config = read_json(folder / "config.json")
-        _check_variant(config, spec, variant, model)
-        check_loaded(config, str(folder))
+        _check_variant(read_json(folder / "config.json"), spec, variant, model)
         load_tokenizer(folder)
 
     path, identity = find_checkpoint(source, check)
@@ -53,7 +51,8 @@ def fetch_checkpoint(
 
 
 def _check_variant(config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any]) -> None:
-    """Refuse a config.json that is not that of the variant on the model; the `UserError` names the field."""
+    """Refuse a config.json that is not that of the variant on the model, or cannot be loaded; the `UserError` names the field."""
+    check_loaded(config, "the checkpoint")
     base = model["config"]
     needed = {
         "model_type": f"{base['model_type']}_swiftkv",
