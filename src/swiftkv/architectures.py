@@ -84,6 +84,20 @@ ARCHITECTURES = {
 }
 
 
+# The only quantization that is loaded: keys of a `quantization_config` and of its only group.
+_NUMBER = {"num_bits": 8, "type": "float", "symmetric": True}
+_SCHEME = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "targets": ["Linear"],
+    "weights": _NUMBER | {"strategy": "channel", "dynamic": False},
+    "input_activations": _NUMBER | {"strategy": "token", "dynamic": True},
+    "output_activations": None,
+}
+
+
 def architecture(model_type: object) -> Architecture:
     """Return the row of an ordinary or rewired model_type; raise a `UserError` if there is none."""
     row = ARCHITECTURES.get(str(model_type).removesuffix("_swiftkv"))
@@ -127,3 +141,27 @@ def check_served(model_type: str) -> None:
     """Raise a `UserError` with the reason if vLLM cannot serve a rewired model."""
     if reason := architecture(model_type).not_served:
         raise UserError(f"a SwiftKV model of {model_type.removesuffix('_swiftkv')!r} cannot be served: {reason}")
+
+
+def check_loaded(config: Mapping[str, Any], place: str) -> None:
+    """Raise a `UserError` if the weights are quantized in a form that can be neither trained nor scored.
+
+    Args:
+        config: the content of a config.json of a known model_type.
+        place: how the sentence calls it.
+    """
+    if not (given := config.get("quantization_config")):
+        return
+    if architecture(config.get("model_type")).experts:
+        raise UserError(f"{place} has quantized experts, which can be served but neither trained nor scored")
+    groups = list((given.get("config_groups") or {}).values())
+    given = (groups[0] if len(groups) == 1 else {}) | given
+    for what, wanted in _SCHEME.items():
+        value = given.get(what)
+        if isinstance(value, Mapping) and isinstance(wanted, dict):
+            value = {key: value.get(key) for key in wanted}
+        if value != wanted:
+            raise UserError(
+                f"{place} is of a checkpoint quantized in another way than FP8 by compressed-tensors with a scale an "
+                f"output channel and a token: its {what} is {value!r}, not {wanted!r}; use one in this form or in 16 bits"
+            )

@@ -144,6 +144,24 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
+def hub_id(name: str) -> str:
+    """Return a name of the Hugging Face hub, org/name; raise a `ValueError` with the rule if the hub refuses it."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        if name.count("/") == 1:
+            return name
+    except HFValidationError:
+        pass
+    plain, _, revision = name.partition("@")
+    more = f"; write {plain}, and {revision!r} as `revision`, a key of its own in the configuration" if revision else ""
+    raise ValueError(
+        f"{name!r} cannot be on the hub: a name there is org/name, of letters, digits, '-', '_' and '.', 96 at most, with no "
+        f"'--' and '..', no '-' and '.' at an end, and no '.git' at the end{more}"
+    )
+
+
 # Not strict: YAML reads `1e-4` as text, 1.0e+6 as no whole number and a name of digits as a number.
 Real = Annotated[
     Annotated[float, Field(strict=False, allow_inf_nan=False)] | int, BeforeValidator(_no_truth)
@@ -151,7 +169,7 @@ Real = Annotated[
 Integral = Annotated[int, Field(strict=False), BeforeValidator(_no_truth)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=False, coerce_numbers_to_str=True)]
-HubId = Annotated[str, Field(pattern=r"^[^/\s:]+/[^/\s:]+$", description="Hugging Face hub id, org/name.")]
+HubId = Annotated[str, AfterValidator(hub_id), Field(description="Hugging Face hub id, org/name.")]
 Positive = Annotated[Real, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[Real, Field(ge=0, le=LARGEST)]
 Quantity = Annotated[Real, Field(gt=0, le=10**11)]  # tokens, bytes

@@ -58,6 +58,10 @@ def point(name, **changes):
         (model(source="my/folder"), ", at models.llama-3.1-8b.source", "hub, package, local"),
         (model(source={"local": "x"}), ", at models.llama-3.1-8b.source", "exactly one"),  # beside hub
         (model(source={"hub": "https://huggingface.co/org/name"}), ", at models.llama-3.1-8b.source.hub", "https:"),
+        (model(source={"hub": "org/name@main"}), ", at models.llama-3.1-8b.source.hub", "`revision`, a key of its own"),
+        (model(chat_template={"hub": "org/my--model"}), ", at models.llama-3.1-8b.chat_template.hub", "'--'"),
+        (source(hub="org/name.git"), ", at data.ultrachat.sources.0.hub", "'.git'"),
+        ({"tasks": {"gsm8k": {"source": {"hub": "a/b c"}}}}, ", at tasks.gsm8k.source.hub", "letters, digits"),
         (point("ngram-on", request_rates=[1, 1]), ", at serving.points.ngram-on.request_rates", "twice"),
         (source(user="{{ a }}"), ", at data.ultrachat.sources.0", "user and assistant"),
         ({"gpu_jobs": {"resources": {"gpu": 5}}}, ", at gpu_jobs.resources.gpu", "models"),

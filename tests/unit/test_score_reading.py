@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from artifact_helpers import reading_result
-from tests.conftest import byte_tokenizer, random_ids, tiny_teacher
+from tests.conftest import byte_tokenizer, random_ids, refused, tiny_teacher
 from tests.programs import write_lines
 
 from pipeline.artifacts.frame import frame, measured
@@ -14,7 +14,7 @@ from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
 from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, shares_lower, tasks
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec
 
@@ -134,6 +134,20 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
     for name, task in record["result"]["members"][1]["tasks"].items():
         for kind, values in task.items():
             assert values == pytest.approx(members[2]["tasks"][name][kind], rel=1e-4, abs=1e-5)
+
+
+def test_items_longer_than_the_model_are_left_out(tmp_path, source, questions):
+    lengths = [len(item.given.tokens) for item in tasks(byte_tokenizer(), questions, SETTINGS)["squad"]]
+    record = read_json(source)
+    record["config"]["max_position_embeddings"] = max(lengths)
+    write_json(source, record)
+    result = measure_reading(source, questions, "copied", SETTINGS, tmp_path / "out.json", layers=[4])["result"]
+    assert len(result["tasks"]["squad"]["prompt_tokens"]) == len(result["members"][1]["tasks"]["squad"]["bits"]) == 5
+    assert "among" not in result["tasks"]
+    record["config"]["max_position_embeddings"] = min(lengths) - 1
+    write_json(source, record)
+    with refused("too few positions"):
+        measure_reading(source, questions, "copied", SETTINGS, tmp_path / "none.json", layers=[4])
 
 
 def numbers(variant, bits, sha256="same"):

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from swiftkv.architectures import ARCHITECTURES, architecture
+from swiftkv.architectures import ARCHITECTURES, check_loaded
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import read_json, tensor_shapes
@@ -30,7 +30,6 @@ from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.kv_cache import FP8
 from swiftkv.quantize.linear import (
     SCALE,
-    check_scheme,
     is_quantized,
     quantized_names,
     stored_as_words,
@@ -255,14 +254,11 @@ def _read_config(path: Path, types: Set[str]) -> PreTrainedConfig:
         raise UserError(f"{config_file} names no model_type")
     if model_type not in types:
         raise UserError(f"{config_file} is of a {model_type!r} model, but one of {', '.join(sorted(types))} is needed")
+    check_loaded(content, str(config_file))
     try:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, TypeError) as error:
         raise UserError(f"{config_file} does not describe a possible model: {one_line(error)}") from None
-    if is_quantized(config):
-        check_scheme(config.quantization_config, str(config_file))
-        if architecture(model_type).experts:
-            raise UserError(f"{config_file} has quantized experts, which can be served but neither trained nor scored")
     check_tensors(path, config, scales=is_quantized(config))
     return config
 

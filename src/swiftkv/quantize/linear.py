@@ -14,24 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from swiftkv.errors import UserError
 from swiftkv.quantize.kv_cache import FP8, quantize
 
 WORD = torch.bfloat16
 SCALE = ".weight_scale"
-
-_NUMBER = {"num_bits": 8, "type": "float", "symmetric": True}
-# Of a `quantization_config` and its only group.
-_SCHEME = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "ignore": ["lm_head"],
-    "kv_cache_scheme": None,
-    "targets": ["Linear"],
-    "weights": _NUMBER | {"strategy": "channel", "dynamic": False},
-    "input_activations": _NUMBER | {"strategy": "token", "dynamic": True},
-    "output_activations": None,
-}
 
 
 class Float8Linear(nn.Module):
@@ -149,26 +135,6 @@ def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
         else:
             tensors[weight], tensors[scale] = quantize(tensors[weight], (1,))
     return tensors
-
-
-def check_scheme(found: Any, place: str) -> None:
-    """Check a `quantization_config`.
-
-    Raises:
-        UserError: another scheme; names `place` and the first difference.
-    """
-    given = found if isinstance(found, Mapping) else found.to_dict()
-    groups = list((given.get("config_groups") or {}).values())
-    given = (groups[0] if len(groups) == 1 else {}) | given
-    for what, wanted in _SCHEME.items():
-        value = given.get(what)
-        if isinstance(value, Mapping) and isinstance(wanted, dict):
-            value = {key: value.get(key) for key in wanted}
-        if value != wanted:
-            raise UserError(
-                f"{place} is of a checkpoint quantized in another way than FP8 by compressed-tensors with a scale an "
-                f"output channel and a token: its {what} is {value!r}, not {wanted!r}; use such a one or the 16-bit one"
-            )
 
 
 def _linears(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

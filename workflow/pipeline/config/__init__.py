@@ -287,8 +287,13 @@ def _key_value_heads(architecture: str | None) -> int | None:
 
 
 def model_config(file: str | Path) -> dict[str, Any]:
-    """Read a model's config.json, or a file that has it under `config`, as those of `resources/architectures` do."""
-    content = read_json(file)
+    """Read a model's config.json, or a file that has it under `config`, as those of `resources/architectures` do.
+
+    Raises:
+        UserError: the file is missing, damaged, or no mapping.
+    """
+    if not isinstance(content := read_json(file), dict):
+        raise UserError(f"{file} is no config.json of a model")
     return content.get("config", content)
 
 

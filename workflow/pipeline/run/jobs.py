@@ -223,8 +223,12 @@ def refuse_replaced_configuration(words: Sequence[str], files: Iterable[str | Pa
                     )
 
 
-def read_config(profile: Profile) -> Config:
+def read_config(profile: Profile, added: Mapping[str, Any] | None = None) -> Config:
     """Read the configuration of a profile, merged by Snakemake's own rules and checked as a run checks it.
+
+    Args:
+        profile: the profile.
+        added: merged last, as the content of a further file would be.
 
     Raises:
         UserError: it is not valid.
@@ -232,8 +236,9 @@ def read_config(profile: Profile) -> Config:
     from snakemake.utils import update_config
 
     config: dict[str, Any] = {}
-    for file in (PROJECT / "config.yaml", PROJECT / "artifacts.yaml", *profile.configfiles):
-        update_config(config, load_yaml(file))
+    files = (PROJECT / "config.yaml", PROJECT / "artifacts.yaml", *profile.configfiles)
+    for content in (*map(load_yaml, files), added or {}):
+        update_config(config, content)
     return checked(config, profile.directory)
 
 

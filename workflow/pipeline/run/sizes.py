@@ -15,7 +15,7 @@ from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
 from pipeline.sources.hub import refusal
-from swiftkv.architectures import architecture
+from swiftkv.architectures import architecture, check_loaded
 from swiftkv.cost import Dimensions, added_weights, parameter_count, prefill_flops
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -72,7 +72,8 @@ class Size:
             model: its name there.
 
         Raises:
-            UserError: its config.json cannot be read, or its architecture is unknown.
+            UserError: its config.json cannot be read, its architecture is unknown, or its weights are quantized in a form
+                that is not loaded.
         """
         entry = config.models[model]
         source, resolved = entry.source, Path(config.pathvars.results) / "models" / model / "source.json"
@@ -88,7 +89,8 @@ class Size:
         else:
             found = hub_config(source.hub, source.revision)
         architecture(found.get("model_type"))
-        return cls(found, fp8="quantization_config" in found or "fp8" in getattr(source, "hub", "").lower())
+        check_loaded(found, "its config.json")
+        return cls(found, fp8=bool(found.get("quantization_config")) or "fp8" in getattr(source, "hub", "").lower())
 
     def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
         """Return the parameters that a recipe's `train` trains; `spec` None is the unchanged model."""

@@ -225,11 +225,17 @@ def measure_reading(
         state: folder for the items so far, from which another call goes on; gone at the end.
 
     Raises:
-        UserError: a file is missing or damaged, or the model is too short for an item.
+        UserError: a file is missing or damaged, or the model has too few positions for any question about a passage.
     """
     started, model = time.monotonic(), read_source(model_source)
     tokenizer, config = load_tokenizer(model["path"]), model["config"]
     items = tasks(tokenizer, questions, settings)
+    positions = config.get("max_position_embeddings") or math.inf
+    short = {name: [item for item in group if len(item.given.tokens) <= positions] for name, group in items.items()}
+    if short["squad"] and short != items:
+        left = {name: len(items[name]) - len(group) for name, group in short.items()}
+        print(f"reading of {variant}: left out, longer than the model's {positions} positions: {left}", flush=True)
+        items = {name: group for name, group in short.items() if group}
     # The control of a question is the same alone and among others.
     documents = list(dict.fromkeys(document for group in items.values() for item in group for document in item))
     longest = max(len(document.tokens) for document in documents)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.sources.hub import HubRepository
-from swiftkv.architectures import architecture
+from swiftkv.architectures import architecture, check_loaded
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, checksum, read_json, tensor_shapes, write_json
 from swiftkv.section import nearest
@@ -206,8 +206,8 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
         processor: whether vLLM serves it on a processor.
 
     Raises:
-        UserError: its architecture is unknown, it has another number of layers, a head size that cannot be served, or no
-            chat template.
+        UserError: its architecture is unknown, it is quantized in a form that is not loaded, has another number of layers,
+            a head size that cannot be served, or no chat template.
     """
     if layers is not None:
         config = read_json(folder / "config.json")
@@ -215,6 +215,7 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
             row = architecture(config.get("model_type"))
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
+        check_loaded(config, name)
         if (own := config.get("num_hidden_layers")) != layers:
             raise UserError(f"{name} has {own} layers, but num_hidden_layers is {layers}")
         size = config.get("head_dim") or config.get("hidden_size", 0) // config.get("num_attention_heads", 1)

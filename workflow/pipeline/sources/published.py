@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.sources import ORIGIN, find_checkpoint, link_files, read_source
-from swiftkv.architectures import key_value_heads
+from swiftkv.architectures import check_loaded, key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
@@ -51,7 +51,8 @@ def fetch_checkpoint(
 
 
 def _check_variant(config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any]) -> None:
-    """Refuse a config.json that is not that of the variant on the model; the `UserError` names the field."""
+    """Refuse a config.json that is not that of the variant on the model, or cannot be loaded; the `UserError` names the field."""
+    check_loaded(config, "the checkpoint")
     base = model["config"]
     needed = {
         "model_type": f"{base['model_type']}_swiftkv",
