@@ -98,6 +98,13 @@ def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     assert judge(FAST, results(measured("speedup", value, low, high))).verdict == verdict
 
 
+def test_a_share_of_more_than_100_percent_comes_with_a_sentence():
+    used = claim("cell", [cell("mfu_percent")], (50, math.inf), unit="%")
+    for value, exceeds in ((60.0, False), (120.0, True)):
+        reason = judge(used, results(measured("mfu_percent", value, value - 1, value + 1))).reason
+        assert ("exceed 100 %" in reason) is exceeds
+
+
 @pytest.mark.parametrize(
     "conditions, reason",
     [

@@ -132,6 +132,19 @@ def test_training_takes_about_as_long_as_published(config, model, gpus, publishe
 
 
 @pytest.mark.parametrize(
+    "variant",
+    [
+        {"recipe": "full-model", "prefill_reduction": "50", "acrosskv": 1},
+        {"recipe": "fine-tuning", "prefill_reduction": None},
+    ],
+)
+def test_a_training_of_all_parameters_counts_the_experts_that_a_token_passes(config, variant):
+    projections = seconds(config, distilling("qwen3-30b-a3b"))
+    config["variants"]["swiftkv-50"] = variant
+    assert projections < seconds(config, distilling("qwen3-30b-a3b")) < 2 * projections
+
+
+@pytest.mark.parametrize(
     ("cheaper", "dearer"),
     [
         ({"teacher_states": "stored"}, {}),

@@ -179,7 +179,8 @@ class Work:
         passes = 2 + recipe.checkpoint_activations + (taught and not stored)
         passed = passes * upper + (0 if stored else size.body - upper) + (2 + taught) * size.head
         tokens = recipe.total_steps(self.packed_rows) * recipe.batch_size * recipe.max_length
-        return self.compute(2 * tokens * (passed + size.trained(spec, recipe.train)), "training", self.devices)
+        passed += size.trained(spec, recipe.train, passed=True)
+        return self.compute(2 * tokens * passed, "training", self.devices)
 
     def _scoring(self) -> float:
         """Prompts, of log-likelihoods their common start once; then the steps of answers that are generated."""
