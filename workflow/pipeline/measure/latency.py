@@ -51,7 +51,7 @@ class Latency(Point):
         vocabulary = run.subject.config["vocab_size"]
 
         def measure(rate: float) -> dict[str, Any]:
-            requests = max(self.settings.min_requests, round(rate * self.settings.seconds))
+            requests = self.settings.requests(rate)
             if chats:  # as often as it takes
                 prompts = list(itertools.islice(itertools.cycle(chats), requests))
             else:
