@@ -122,6 +122,16 @@ def test_sizes_are_the_published_ones(config):
     assert dense.trained(SwiftKVSpec(32, 16), "qkv") == 16 * 4096 * (4096 + 2 * 1024)
 
 
+def test_the_size_of_a_model_does_not_depend_on_which_was_asked_before():
+    config = typed(scale("smoke"))
+    packaged = [name for name, model in config.models.items() if hasattr(model.source, "gguf")]
+    assert len(packaged) > 1
+    forward, backward = (
+        {name: Size.of(config, name).parameters for name in order} for order in (packaged, packaged[::-1])
+    )
+    assert forward == backward
+
+
 # How long it takes
 
 

@@ -82,7 +82,7 @@ class Size:
             found = model_config(PROJECT / entry.architecture)
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
-            found |= source.random.model_dump(exclude_unset=True) if source.random else {}
+            found = {**found, **(source.random.model_dump(exclude_unset=True) if source.random else {})}
         elif isinstance(source, LocalModel):
             found = model_config(Path(source.local).expanduser() / "config.json")
         else:
