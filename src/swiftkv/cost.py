@@ -253,6 +253,11 @@ def request_flops(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, outpu
     return total
 
 
+def passed_parameters(arch: Dimensions) -> float:
+    """Parameters that a token passes on its way to its logits: of its own experts, and without the embedding."""
+    return sum(decode_flops(arch, None, 1).values()) / 2
+
+
 def speedup_limits(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, float]:
     """Upper bounds of the speed-up over the unchanged model where compute is the limit.
 

@@ -98,6 +98,13 @@ def test_a_verdict_is_by_the_measured_interval(value, low, high, verdict):
     assert judge(FAST, results(measured("speedup", value, low, high))).verdict == verdict
 
 
+def test_a_share_of_more_than_100_percent_comes_with_a_sentence():
+    used = claim("cell", [cell("mfu_percent")], (50, math.inf), unit="%")
+    for value, exceeds in ((60.0, False), (120.0, True)):
+        reason = judge(used, results(measured("mfu_percent", value, value - 1, value + 1))).reason
+        assert ("exceed 100 %" in reason) is exceeds
+
+
 @pytest.mark.parametrize(
     "conditions, reason",
     [
@@ -149,7 +156,8 @@ def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
     loss = claim("minus", averages("a", "b"), (-math.inf, 1.5), LOSS)
 
     def verdict(least, *panel):
-        rows = [measured("average", 30.0, least, 35.0, variant=name) for name in ("a", "b")]
+        files = "results/winogrande.json"
+        rows = [measured("average", 30.0, least, 35.0, variant=name, file=files) for name in ("a", "b")]
         tables = {"t": rows + [measured("winogrande", 50.0, 40.0, 60.0)], "panel": [*rows, *panel]}
         tables = {name: with_settings(frame(rows), {}) for name, rows in tables.items() if panel or name == "t"}
         return judge(loss, Results(tables, ROLES, chances={"winogrande": 0.3, "gsm8k": 0.0}))
@@ -159,6 +167,15 @@ def test_an_average_at_chance_is_judged_by_the_panel_or_not_at_all():
     assert (verdict(25.0, lost).verdict, verdict(25.0, lost).quantity.value) == (OTHER, 10)
     assert verdict(31.0, lost).quantity.value == 0  # not at chance
     assert verdict(25.0).verdict == UNDECIDED and "panel is not among" in verdict(25.0).reason
+
+
+@pytest.mark.parametrize(("low", "verdict"), [(43.0, UNDECIDED), (76.0, AGREES)])
+def test_a_task_whose_score_of_guessing_is_unknown_does_not_lower_that_of_the_average(low, verdict):
+    """Of two averaged tasks; a third that the table shows, at which guessing gets nothing, is not averaged."""
+    good = claim("cell", [cell("average")], (40.0, 90.0))
+    files = "results/winogrande.json;results/truthfulqa.json"
+    rows = [measured("average", low + 1, low, low + 2, file=files), measured("gsm8k", 9.0, 8.0, 10.0)]
+    assert judge(good, results(*rows, chances={"winogrande": 0.5, "gsm8k": 0.0})).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -229,7 +246,8 @@ def scores(line):
         errors["average"] = math.hypot(*errors.values()) / len(found)
         found["average"] = number(line.get("average")) or sum(found.values()) / len(found)
     for metric, value in found.items():
-        yield measured(metric, value, value - 2 * errors[metric], value + 2 * errors[metric], **more)
+        files = ";".join(f"{task}.json" for task in (QUESTIONS if metric == "average" else [metric]))
+        yield measured(metric, value, value - 2 * errors[metric], value + 2 * errors[metric], file=files, **more)
 
 
 def test_the_sources_own_numbers_contradict_no_claim():
@@ -244,7 +262,8 @@ def test_the_sources_own_numbers_contradict_no_claim():
             )
     points = {limit: {"memory_gib": float(limit), "input_tokens": 2000} for limit in ("80", "40", "20", "16")}
     points |= {length: {"input_tokens": int(length[:-1]) * 1000} for length in ("4K", "16K")}
-    shown = Results({name: with_settings(table, points) for name, table in tables.items()}, ROLES)
+    chances = {name: task["chance"] for name, task in scale()["tasks"].items() if "chance" in task}
+    shown = Results({name: with_settings(table, points) for name, table in tables.items()}, ROLES, chances=chances)
     verdicts = {each.id: judge(each, shown).verdict for each in CLAIMS}
     assert sum(verdict != UNMEASURED for verdict in verdicts.values()) >= 70
     assert OTHER not in verdicts.values()

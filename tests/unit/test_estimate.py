@@ -122,6 +122,16 @@ def test_sizes_are_the_published_ones(config):
     assert dense.trained(SwiftKVSpec(32, 16), "qkv") == 16 * 4096 * (4096 + 2 * 1024)
 
 
+def test_the_size_of_a_model_does_not_depend_on_which_was_asked_before():
+    config = typed(scale("smoke"))
+    packaged = [name for name, model in config.models.items() if hasattr(model.source, "gguf")]
+    assert len(packaged) > 1
+    forward, backward = (
+        {name: Size.of(config, name).parameters for name in order} for order in (packaged, packaged[::-1])
+    )
+    assert forward == backward
+
+
 # How long it takes
 
 
@@ -129,6 +139,19 @@ def test_sizes_are_the_published_ones(config):
 def test_training_takes_about_as_long_as_published(config, model, gpus, published):
     hours = seconds(config, distilling(model, gpus=gpus)) / 3600
     assert published / 2 < hours < published * 2  # claims train-8b-hours
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"recipe": "full-model", "prefill_reduction": "50", "acrosskv": 1},
+        {"recipe": "fine-tuning", "prefill_reduction": None},
+    ],
+)
+def test_a_training_of_all_parameters_counts_the_experts_that_a_token_passes(config, variant):
+    projections = seconds(config, distilling("qwen3-30b-a3b"))
+    config["variants"]["swiftkv-50"] = variant
+    assert projections < seconds(config, distilling("qwen3-30b-a3b")) < 2 * projections
 
 
 @pytest.mark.parametrize(
@@ -217,6 +240,32 @@ def test_a_rate_is_estimated_by_the_time_in_which_its_requests_come(config):
     for asked["request_rates"] in ([1], [1, 2]):
         times.append(seconds(config, point("p")))
     assert 60 < times[1] - times[0] < 80
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.1-405b"])
+def test_the_arrivals_of_every_latency_point_are_within_the_time_limit(config, model):
+    """By arithmetic, with a warm-up and with bisections between the two lowest rates, where arrivals take longest."""
+    points = {name: asked for name, asked in config["serving"]["points"].items() if asked["measure"] == "latency"}
+    assert len(points) > 10
+    for name, asked in points.items():
+        rates = sorted(asked["request_rates"])
+        least, repeats = asked.get("min_requests", 1), asked.get("repeats", 1)
+        runs = [rates[0], *rates * repeats, *[sum(rates[:2]) / 2] * repeats * asked.get("refine_steps", 0)]
+        arrivals = sum(max(least, rate * asked["seconds"]) / rate for rate in runs)
+        outputs = [f"results/serving/{name}/{model}/baseline/auto.json"]
+        planned = job("measure", 1, outputs=outputs, model=model, variant="baseline", kv_cache="auto")
+        assert arrivals < 60 * time_limit(Work(planned, typed(config))), name
+
+
+def test_rates_that_are_too_high_take_the_time_of_their_queue_and_two_end_the_search(config):
+    asked = config["serving"]["points"]["p"] = {"measure": "latency", "input_tokens": 32000, "seconds": 150}
+    times = []
+    for asked["request_rates"] in ([0.01], [0.01, 64], [0.01, 64, 128], [0.01, 64, 128, 256]):
+        times.append(seconds(config, point("p")))
+    served = 290e12 / (2 * 7.5e9)  # tokens a second, by planning.gpu.serving
+    assert times[1] - times[0] == pytest.approx(64 * 150 * 32256 / served, rel=0.05)
+    assert times[2] - times[1] == pytest.approx(128 * 150 * 32256 / served, rel=0.05)
+    assert times[3] == times[2]
 
 
 def test_a_stage_that_is_not_known_is_short(config, monkeypatch):

@@ -154,6 +154,14 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
     assert result["mfu_percent"] == pytest.approx(100 * tflops * exact / 989.4)
 
 
+def test_of_experts_those_count_that_a_token_passes():
+    config = read_json(ROOT / "resources/architectures/qwen3-30b-a3b.json")["config"]
+    one = point("throughput", gpus=1, input_tokens=8000, output_tokens=256, total_tokens=1)
+    result = one.result(config, 8256 / 20_000, 989.4)
+    assert result["normalized_tflops_per_gpu"] == pytest.approx(121.7, rel=1e-3)
+    assert result["mfu_percent"] == pytest.approx(12.3, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     "gpu, dtype, quantization, peak",
     [

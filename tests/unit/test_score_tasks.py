@@ -16,7 +16,7 @@ from pipeline.config.catalogue import KNOWN, Known, _index, leaves
 from pipeline.run.check import check_tasks
 from pipeline.run.jobs import PlannedJob
 from pipeline.score.fetch import data_set, fetch_questions
-from pipeline.score.tasks import build_benchmark, check_task, choose, read_table
+from pipeline.score.tasks import build_benchmark, check_metric, check_task, choose, read_table
 from swiftkv.errors import UserError
 
 
@@ -136,6 +136,36 @@ def test_a_metric_that_is_no_mean_over_questions_is_refused():
     with refused("no metric 'inst_level_strict_acc'.*; it has prompt_level_strict_acc, prompt_le"):
         check_task(task)
     check_task(task | {"metric": "prompt_level_strict_acc"})
+
+
+@pytest.mark.parametrize(
+    ("config", "metric", "known"),
+    [
+        ({"output_type": "multiple_choice", "metric_list": [{"metric": "mcc"}]}, "mcc", "none that is a mean"),
+        ({"output_type": "loglikelihood_rolling"}, "word_perplexity", "none that is a mean"),
+        ({"output_type": "loglikelihood", "metric_list": []}, "4096", "bits_per_byte"),
+        ({"output_type": "loglikelihood"}, "perplexity", "acc, bits_per_byte"),
+        (
+            {"output_type": "generate_until", "metric_list": [{"metric": "f1"}, {"metric": "exact_match"}]},
+            "f1",
+            "exact_match",
+        ),
+        (
+            {"output_type": "generate_until", "metric_list": [{"metric": "/a/utils.pass_at_k", "aggregation": "mean"}]},
+            "pass_at_k",
+            "none that is a mean",
+        ),
+    ],
+)
+def test_a_metric_that_lm_eval_aggregates_over_the_whole_set_is_refused(config, metric, known):
+    with refused(f"no metric '{metric}'.*; it has {known}"):
+        check_metric({"task": "made", "metric": metric, "filter": "none"}, config)
+
+
+def test_a_metric_that_is_a_mean_by_lm_evals_registry_passes():
+    stated = [{"metric": "mcc"}, {"metric": "acc"}]
+    task = {"task": "made", "metric": "acc", "filter": "none"}
+    check_metric(task, {"output_type": "multiple_choice", "metric_list": stated})
 
 
 def test_unknown_task_is_one_sentence(monkeypatch):

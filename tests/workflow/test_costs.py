@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from tests.conftest import refused
@@ -11,9 +12,11 @@ from tests.programs import ROOT, run
 from pipeline.run import estimate
 from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
+from swiftkv.io import read_json
 
 # Of the reference run, two steps at once except for serving; and the speed of its processor
 LOCAL_MINUTES, LOCAL_SPEED = 202, 0.165  # docs/measurements/2026-11-28-local.md
+REFERENCE = ROOT / "resources/reference/local"
 
 
 def plan(*arguments):
@@ -29,6 +32,21 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     cold = estimate_plan(profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
     assert not cold.times.gpu_hours.any() and not cold.times.measured.any()
+
+
+def test_a_job_of_the_local_scale_takes_about_as_long_as_in_the_reference_run():
+    """Within a factor of two of what its records say, which do not count the start of a job."""
+    profile = read_profile("local")
+    config, compared = read_config(profile), set()
+    for job in plan_jobs(profile, everything=True) + plan_jobs(profile, ["long_context"], everything=True):
+        files = [REFERENCE / Path(file).relative_to(config.pathvars.results) for file in job.outputs]
+        records = [read_json(file) for file in files if file.suffix == ".json" and file.is_file()]
+        if len(records) < len(files) or any(record["status"] == "oom" for record in records):
+            continue
+        took = config.planning.cpu.start + sum(record["provenance"]["wall_seconds"] for record in records)
+        assert 1 / 2 < estimate.Work(job, config, LOCAL_SPEED).seconds() / took < 2, (job.outputs, took)
+        compared.add(job.rule)
+    assert compared >= {"measure", "score_panel", "fidelity", "evaluate_reading", "similarity"}
 
 
 def test_the_paper_scale_is_planned():

@@ -103,11 +103,16 @@ class Results(NamedTuple):
         return table[(table["source"] != "published") & (table["model"] == model["name"]) & (table["against"] == "")]
 
     def at_chance(self, cell: Cell) -> bool:
-        """Return True for a benchmark or an average of them in which no variant is clearly better than guessing."""
+        """Return True for a benchmark or an average of them in which no variant is clearly better than guessing.
+
+        A task of an average whose score of guessing is unknown counts as if guessing got all of it right.
+        """
         rows, metric = self.measured(cell).dropna(subset="value"), cell["metric"]
-        tasks = self.chances.keys() & (set(rows["metric"]) if metric == "average" else {metric})
-        lows = rows.loc[rows["metric"] == metric, "low"]
-        return bool(tasks) and lows.max() <= 100 * fmean(self.chances[task] for task in tasks)
+        rows = rows[rows["metric"] == metric]
+        if metric != "average":
+            return metric in self.chances and rows["low"].max() <= 100 * self.chances[metric]
+        tasks = {Path(file).stem for files in rows["file"] for file in files.split(";")}
+        return bool(tasks) and rows["low"].max() <= 100 * fmean(self.chances.get(task, 1.0) for task in tasks)
 
     def titles(self, claim: Claim) -> list[str]:
         """Return the titles of a claim's models; raises `Unmeasured` if a role has none, or two roles have the same."""

@@ -30,7 +30,7 @@ from pipeline.artifacts.claims import (
     Unmeasured,
 )  # fmt: skip
 from pipeline.artifacts.frame import interval, read_frame
-from pipeline.artifacts.metrics import show_interval
+from pipeline.artifacts.metrics import METRICS, show_interval
 from pipeline.artifacts.records import PROJECT, Case
 from pipeline.artifacts.writers import Grid, Table
 from pipeline.statistics import Estimate, exact, independent_ratio
@@ -105,6 +105,8 @@ def _judge_measured(claim: Claim, results: Results) -> Verdict:
         verdict = AGREES if own and _as_stated(quantity, claim.stated) else SAME
     if own:
         remarks.append("on the claim's own case")
+    if claim.unit == "%" and quantity.value > 100:
+        remarks.append(METRICS[claim.cells[0]["metric"]].note)
     if quantity.low is None:
         remarks.append("measured once, so without an interval")
     return Verdict(verdict, quantity, "", models, "; ".join(remarks))

@@ -82,7 +82,7 @@ def _reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[
 def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
     """The accuracies that averages are over: every case has them which has any, so that averages can be compared.
 
-    With `average: above chance`, only those in which the baseline is clearly better than guessing.
+    With `average: above chance`, only those in which the baseline is clearly better than guessing, as far as that is known.
     """
     known = accuracies(entry)
     scored = {case: tasks for case in cases if (tasks := [task for task in known if _result(found, case, task)])}
@@ -95,7 +95,7 @@ def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
 
 def _above_chance(record: Record, task: Content) -> bool:
     low = estimate(record.result["value"], record.result["stderr"], record.result["n"]).low
-    return low is not None and low > task.get("chance", 0.0)
+    return None not in (low, chance := task.get("chance")) and low > chance
 
 
 def _result(found: Found, case: Case, what: str) -> Content:

@@ -127,6 +127,10 @@ class Latency(Requests):
     dataset: Literal["heldout"] | None = key("`heldout` sends the held-out chats; random tokens without it.", None)
     speculative: Speculative | None = key("vLLM's --speculative-config.", None)
 
+    def requests(self, rate: float) -> int:
+        """Requests of one run at `rate` requests a second."""
+        return max(self.min_requests, round(rate * self.seconds))
+
 
 class ForwardTime(PointSettings):
     """One engine step."""

@@ -3,6 +3,9 @@
 Why 5 in `CRITERION`: with Poisson arrivals and nearly constant service times (M/D/1) the mean wait is load / (2 (1 - load))
 service times, so a time to first token of five times the idle one stands for a load of about 90 %. Above 100 % it grows with
 the length of the measurement, past any factor.
+
+Why 0.92: over 30 requests the wait at 110 % load is not yet longer than at 90 %, but the last request ends later than the
+last arrival by more than its own time. `tests/unit/test_measure_latency.py` simulates how often both rules err.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from pipeline.measure.turns import OWN, Run
 from pipeline.measure.worker import serving
 
 TTFT_FACTOR = 5.0
-ACHIEVED = 0.9
+ACHIEVED = 0.92
 CRITERION = (
     f"a rate is sustained if no request fails, the median time to first token is at most {TTFT_FACTOR:g} times that of "
     f"the lowest rate, and requests finish at {ACHIEVED:.0%} or more of the asked rate, the last one's own time "
-    "(the mean end-to-end time at that rate) not counted"
+    "(the mean end-to-end time at the lowest rate) not counted"
 )
 
 
@@ -51,7 +54,7 @@ class Latency(Point):
         vocabulary = run.subject.config["vocab_size"]
 
         def measure(rate: float) -> dict[str, Any]:
-            requests = max(self.settings.min_requests, round(rate * self.settings.seconds))
+            requests = self.settings.requests(rate)
             if chats:  # as often as it takes
                 prompts = list(itertools.islice(itertools.cycle(chats), requests))
             else:
@@ -99,8 +102,8 @@ def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
     """Whether a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
     if measured["failed"] or not measured["completed"]:
         return False
-    # By Little's law a queue that does not grow ends as long after the last arrival as a request takes.
-    busy = max(measured["seconds"] - len(measured["runs"]) * measured["e2e_ms"]["mean"] / 1000, 1e-9)
+    # At the lowest rate: at its own rate it would hold the wait that a growing queue adds.
+    busy = max(measured["seconds"] - len(measured["runs"]) * lowest["e2e_ms"]["mean"] / 1000, 1e-9)
     achieved = measured["completed"] / busy
     # No request waits less than none: the last arrival alone takes up requests / rate seconds.
     in_time = achieved >= ACHIEVED * measured["request_rate"]

@@ -17,7 +17,7 @@ from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
 from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
-from swiftkv.cost import GIBI, parameter_count
+from swiftkv.cost import GIBI, Dimensions, parameter_count, passed_parameters
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
@@ -65,7 +65,8 @@ class Throughput(Point):
         """The result of all requests in so many seconds.
 
         Normalized TFLOP/s are those of the unchanged model for the same tokens on any variant, 2 FLOPs a parameter and token
-        (paper's footnote 2). `mfu_percent` is their share of the GPU's dense peak.
+        (paper's footnote 2); of a model with experts, those that a token passes count. `mfu_percent` is their share of the
+        GPU's dense peak.
 
         Args:
             config: config.json of the model.
@@ -74,7 +75,9 @@ class Throughput(Point):
         (prompt, output), prompts, devices = self.lengths, self.number_of_prompts, self.tensor_parallel_size
         tokens = prompts * (prompt + output)
         rate = tokens / seconds
-        normalized = rate * 2 * parameter_count(config) / devices / 1e12
+        arch = Dimensions.from_config(config)
+        parameters = passed_parameters(arch) if arch.experts else parameter_count(config)
+        normalized = rate * 2 * parameters / devices / 1e12
         return {
             "tokens_per_second": rate,
             "tokens_per_second_per_gpu": rate / devices,

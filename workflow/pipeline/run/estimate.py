@@ -12,7 +12,6 @@ import timeit
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -20,6 +19,7 @@ import pandas as pd
 from pipeline.config import Config
 from pipeline.config.catalogue import asks
 from pipeline.config.planning import Mix
+from pipeline.config.points import Latency
 from pipeline.config.settings import FAMILIES
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
@@ -159,8 +159,9 @@ class Work:
             passages = (settings.items + 4 * settings.among) * self.text.chat_tokens
             prompts = passages + settings.synthetic * sum([*settings.induction, *settings.retrieval])
             return prompts * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
-        if settings:  # teacher, student, start or heads
-            return 4 * settings.documents * min(self.text.chat_tokens, settings.max_length)
+        if settings:  # the model alone, with heads and their comparison, or also the student and its start
+            passes = 1 if rule == "similarity" else 4 if self.spec else 2
+            return passes * settings.documents * min(self.text.chat_tokens, settings.max_length)
         if "recipe" not in self.job.wildcards:  # a stage that is not known here
             return 0.0
         rows = self.packed_rows * self.recipe.max_length
@@ -179,7 +180,8 @@ class Work:
         passes = 2 + recipe.checkpoint_activations + (taught and not stored)
         passed = passes * upper + (0 if stored else size.body - upper) + (2 + taught) * size.head
         tokens = recipe.total_steps(self.packed_rows) * recipe.batch_size * recipe.max_length
-        return self.compute(2 * tokens * (passed + size.trained(spec, recipe.train)), "training", self.devices)
+        passed += size.trained(spec, recipe.train, passed=True)
+        return self.compute(2 * tokens * passed, "training", self.devices)
 
     def _scoring(self) -> float:
         """Prompts, of log-likelihoods their common start once; then the steps of answers that are generated."""
@@ -203,9 +205,10 @@ class Work:
         return sides * (self.speeds.engine + sum(map(self._point, self.job.points)))
 
     def _point(self, name: str) -> float:
-        """Tokens at the speed of a busy engine; at request rates, the time in which requests come, once more to warm up."""
+        """Tokens at the speed of a busy engine, and steps of answers that do not share it."""
         point, tokens, answers = self.config.serving.points[name], 0.0, 0
-        answer = self.decode(getattr(point, "output_tokens", None) or self.config.serving.output_tokens)
+        output = getattr(point, "output_tokens", None) or self.config.serving.output_tokens
+        answer = self.decode(output)
         match point.measure:
             case "throughput":
                 tokens = point.repeats * point.total_tokens
@@ -217,9 +220,25 @@ class Work:
             case "answer":
                 answers, tokens = point.repeats, point.questions * self.text.chat_tokens
             case "latency":
-                answers = 1 + point.repeats * (len(point.request_rates) + point.refine_steps)
-                answer += max(point.seconds, point.min_requests / fmean(point.request_rates))
+                return self._latency(point, output)
         return self.passing(tokens, "serving") + answers * answer
+
+    def _latency(self, point: Latency, output: int) -> float:
+        """Time in which the requests of each rate arrive, or where they queue are answered, as `latency.search` runs them.
+
+        A bisection takes as long as the slower of the rates that it lies between.
+        """
+        prompt = min(point.input_tokens, self.text.chat_tokens) if point.dataset else point.input_tokens
+        times, queued = [], 0
+        for rate in sorted(point.request_rates):
+            requests = point.requests(rate)
+            arrivals, busy = requests / rate, self.passing(requests * (prompt + output), "serving")
+            times.append(max(arrivals, busy) + self.decode(output))
+            queued = queued + 1 if busy > arrivals else 0
+            if queued == 2:
+                break
+        between = times[max(0, len(times) - 1 - queued) :][:2]
+        return times[0] + point.repeats * (sum(times) + point.refine_steps * max(between))
 
     def written(self) -> float:
         """Return the bytes of what is large among that which the job leaves on the disk, downloads apart; raises as `seconds`."""

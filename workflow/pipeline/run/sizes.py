@@ -16,7 +16,7 @@ from pipeline.run.jobs import PlannedJob
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
 from pipeline.sources.hub import refusal
 from swiftkv.architectures import architecture, check_loaded
-from swiftkv.cost import Dimensions, added_weights, parameter_count, prefill_flops
+from swiftkv.cost import Dimensions, added_weights, parameter_count, passed_parameters
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Section
@@ -59,8 +59,8 @@ class Size:
         self.dimensions, self.parameters = Dimensions.from_config(config), parameter_count(config)
         self.head = config["vocab_size"] * self.width
         self.vocabulary = self.head * (1 if config.get("tie_word_embeddings") else 2)
-        self.body = sum(prefill_flops(self.dimensions, None, 1).values()) / 2
-        self.passed = self.body + self.head
+        self.passed = passed_parameters(self.dimensions)
+        self.body = self.passed - self.head
         self.bytes = 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if fp8 else 2)
 
     @classmethod
@@ -83,7 +83,7 @@ class Size:
             found = model_config(PROJECT / entry.architecture)
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
-            found |= source.random.model_dump(exclude_unset=True) if source.random else {}
+            found = {**found, **(source.random.model_dump(exclude_unset=True) if source.random else {})}
         elif isinstance(source, LocalModel):
             found = model_config(Path(source.local).expanduser() / "config.json")
         else:
@@ -92,12 +92,16 @@ class Size:
         check_loaded(found, "its config.json")
         return cls(found, fp8=bool(found.get("quantization_config")) or "fp8" in getattr(source, "hub", "").lower())
 
-    def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
-        """Return the parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
+    def trained(self, spec: SwiftKVSpec | None, train: str, *, passed: bool = False) -> float:
+        """Return the parameters that a recipe's `train` trains, or those of them that one token passes.
+
+        `spec` None is the unchanged model.
+        """
         if spec is None or train == "all":
-            return self.parameters
+            return self.passed if passed else self.parameters
         if train == "upper_layers":
-            return (self.parameters - self.vocabulary) * (1 - spec.num_key_value_layers / self.layers)
+            layers = self.body if passed else self.parameters - self.vocabulary
+            return layers * (1 - spec.num_key_value_layers / self.layers)
         return added_weights(self.dimensions, spec) + (self.head if spec.early_exit else 0)
 
     def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:

@@ -23,7 +23,8 @@ from typing import Any
 import datasets
 import jinja2
 import pyarrow
-from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
+from lm_eval.api.metrics import mean
+from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, get_metric_aggregation
 from lm_eval.api.task import ConfigurableTask
 
 from pipeline.config.catalogue import leaves
@@ -222,11 +223,19 @@ def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
         UserError: it names those that there are.
     """
     output_type, stated = config["output_type"], config.get("metric_list")
-    metrics = DEFAULT_METRIC_REGISTRY[output_type]
-    if stated is not None:
-        metrics = [entry["metric"] for entry in stated if entry.get("aggregation", "mean") == "mean"]
-        if all(str(entry["metric"]).isdigit() for entry in stated):  # RULER's metrics are lengths, all but one -1
-            metrics = (task.get("metadata") or {}).get("max_seq_lengths", [4096])
+    if stated is None:
+        stated = [{"metric": name} for name in DEFAULT_METRIC_REGISTRY[output_type]]
+    metrics, others = [], []
+    for entry in stated:
+        name = entry["metric"]
+        if callable(name) or "/" in str(name):  # a function, or its path: what it returns may have other names
+            others.append(getattr(name, "__name__", str(name).rpartition(".")[2]))
+            continue
+        # Without `aggregation` lm-eval takes that of its registry.
+        how = entry["aggregation"] if "aggregation" in entry else get_metric_aggregation(name)
+        (metrics if how in ("mean", mean) else others).append(str(name))
+    if stated and all(name.isdigit() for name in [*metrics, *others]):  # RULER's metrics are lengths, all but one -1
+        metrics, others = (task.get("metadata") or {}).get("max_seq_lengths", [4096]), []
     # A template chooses among the answers; Winogrande's answers differ in the prompt, TruthfulQA's are right together.
     chosen = output_type == "multiple_choice" and "{{" in str(config.get("doc_to_target"))
     if output_type == "loglikelihood" or chosen:
@@ -234,9 +243,9 @@ def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     for kind, known in (("metric", list(map(str, metrics))), ("filter", filters)):
         if (name := task[kind]) not in known:
+            why = " that is a number of each question" if kind == "metric" and name in others else nearest(name, known)
             raise UserError(
-                f"task {task['task']!r} has no {kind} {name!r}{nearest(name, known)}; it has "
-                f"{', '.join(known) or 'none that is a mean'}"
+                f"task {task['task']!r} has no {kind} {name!r}{why}; it has {', '.join(known) or 'none that is a mean'}"
             )
 
 
