@@ -47,7 +47,8 @@ def score_served(
         raise UserError("scoring with vLLM needs --engine-log, a file for what it prints")
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "scoring.backend is vllm, which is not installed; install the extra `serve` or score with transformers"
+            "scoring.backend is vllm, which is not installed: run `make setup` (with GPUs `make setup-gpu`), or score with "
+            "transformers"
         )
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
