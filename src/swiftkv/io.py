@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from swiftkv.errors import UserError, one_line
 
 SAMPLE = 2**20  # bytes per read of `digest`
+LFS = b"version https://git-lfs"  # how the pointer begins that stands for a large file in a Git repository
 
 
 @contextlib.contextmanager
@@ -81,7 +83,10 @@ def read_json(path: str | Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from None
+        refuse_pointer(Path(path))
+        raise UserError(
+            f"{path} is not valid JSON ({error}): correct it, or run again without it if this pipeline made it"
+        ) from None
 
 
 def digest(path: Path) -> str:
@@ -98,6 +103,13 @@ def checksum(path: Path) -> str:
     """SHA-256 of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise a `UserError` if Git LFS has not replaced its pointer by the content of a file yet."""
+    with file.open("rb") as opened:
+        if opened.read(len(LFS)) == LFS:
+            raise UserError(f"{file} is a pointer of Git LFS and not the file itself; run `git lfs pull` in its folder")
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
@@ -125,5 +137,36 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
         except FileNotFoundError:
             raise UserError(f"{file} does not exist, but {index_file.name} lists it") from None
         except (SafetensorError, OSError) as error:
+            refuse_pointer(file)
             raise UserError(f"{file} is damaged or cut short ({one_line(error)}); fetch or write it again") from None
     return found
+
+
+def check_tied_head(stored: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
+    """Refuse a checkpoint with an lm_head other than the embedding to which its config.json ties it.
+
+    Args:
+        stored: its tensors, as `tensor_shapes` returns them.
+
+    Raises:
+        UserError: there is such a head; transformers would use it, and vLLM the embedding.
+    """
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    if not stored.keys() >= set(names):
+        return
+    head, embedding = (_bytes(stored[name][0], name) for name in names)
+    parts = range(0, max(len(head), len(embedding)), SAMPLE)
+    if not all(np.array_equal(head[at : at + SAMPLE], embedding[at : at + SAMPLE]) for at in parts):
+        raise UserError(
+            f"{stored[names[0]][0]} holds an lm_head.weight that is not the embedding, but config.json has "
+            "tie_word_embeddings: true, so that it is unclear which of the two the model has: set it to false, or take the "
+            "tensor out"
+        )
+
+
+def _bytes(file: Path, name: str) -> np.ndarray:
+    """Map the bytes of a tensor of a safetensors file."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        begin, end = json.loads(opened.read(size))[name]["data_offsets"]
+    return np.memmap(file, mode="r", offset=8 + size + begin, shape=end - begin)

@@ -55,7 +55,7 @@ def requests(prompts, tokenizer):
 def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
     folder = checkpoint("llama", 4, 4, answers=60)  # few tokens, 17 of them special
     generation = folder / "generation_config.json"
-    write_json(generation, read_json(generation) | {"repetition_penalty": 1.3})
+    write_json(generation, read_json(generation) | {"repetition_penalty": 1.3, "max_new_tokens": 2})
     job = {"folder": str(folder), "engine": ENGINE, "requests": requests}
     write_json(tmp_path / "job.json", job)
     environment = engine_environment(tmp_path) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

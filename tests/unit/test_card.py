@@ -1,5 +1,8 @@
 """The model card, of a checkpoint of the shipped reference run."""
 
+import itertools
+import re
+
 import pytest
 import yaml
 from tests.programs import ROOT
@@ -58,3 +61,11 @@ def test_a_model_that_was_trained_as_it_is_has_nothing_of_swiftkv(card):
     metadata, text = card(fidelity=None, spec=None)
     assert "held-out" not in text
     assert "tags" not in metadata and "swiftkv.models" not in text and first_cells(text) == ["base model", "training"]
+
+
+def test_nobody_is_told_to_install_swiftkv_from_a_package_index():
+    """This project is published on none, so that a package of its name there would be another's."""
+    for folder, suffix in itertools.product(("src", "workflow", "docs", "envs", "."), (".md", ".py", ".smk", ".txt")):
+        for file in (ROOT / folder).glob(f"*{suffix}" if folder == "." else f"**/*{suffix}"):
+            for words in re.findall(r"pip3? install ([^`\n;&]*)", file.read_text()):
+                assert not re.search(r"(?<![\w/.-])swiftkv(?![\w/-])", words), file

@@ -40,6 +40,7 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
     words = command(subject(tmp_path / "m"), asked)
     assert words[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"] and "--enforce-eager" not in words
     assert json.loads(option(words, "--speculative-config")) == ngram
+    assert option(words, "--generation-config") == "vllm"  # the model's would limit lengths and penalize tokens
 
 
 def test_variants_differ_only_in_what_makes_them_variants(tmp_path):

@@ -1,5 +1,6 @@
 """Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
+import contextlib
 import os
 import re
 
@@ -13,6 +14,7 @@ from tests.unit.distill_helpers import ROOT
 from tests.unit.score_helpers import SHAPE
 from transformers import AutoModel, AutoModelForCausalLM
 
+from pipeline.sources import check_checkpoint
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_model
 from swiftkv.models.checkpoint import _dispatch, check_swiftkv
@@ -186,6 +188,30 @@ def assert_refused(folder, message):
         with refused(message) as caught:
             load(folder)
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("rewired", [False, True])
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_tied_head_that_is_another_than_the_embedding_is_refused(rewired, files, tmp_path):
+    """transformers would take the stored head, vLLM the embedding."""
+    model = tiny_swiftkv() if rewired else tiny_teacher()
+    assert model.config.tie_word_embeddings
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for head, said in (tensors["lm_head.weight"], None), (tensors["lm_head.weight"] + 1e-3, "tie_word_embeddings"):
+        config = model.config.to_dict() | {"dtype": "float32"}
+        folder = write(tmp_path / str(said), config, tensors | {"lm_head.weight": head}, files=files)
+        for read in (check_checkpoint, load_swiftkv if rewired else load_base):
+            with refused(said) if said else contextlib.nullcontext():
+                read(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00002-of-00003.safetensors", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs_is_called_so(name, tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=True, shards=3)
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n")
+    assert_refused(folder, f"{name} .*`git lfs pull`")
+    with refused("git lfs pull"):
+        check_checkpoint(folder)
 
 
 def test_missing_shard_and_damaged_index(tmp_path):

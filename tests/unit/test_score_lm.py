@@ -11,7 +11,8 @@ from tests.conftest import byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.score import lm as module
 from pipeline.score.lm import CachedLM
-from swiftkv.models import rewire
+from swiftkv.io import write_json
+from swiftkv.models import load_any, rewire
 from swiftkv.quantize.kv_cache import new_cache
 from swiftkv.spec import SwiftKVSpec
 
@@ -109,6 +110,42 @@ def test_generation_equals_hflm(model):
     assert any(expected)
     lm = CachedLM(model, byte_tokenizer(), batch_size=3)
     assert lm.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+
+
+OWN_SETTINGS = [
+    {"max_new_tokens": 2},
+    {"max_length": 12},
+    {"min_new_tokens": 12},
+    {"max_time": 1e-4},
+    {"repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 1},
+    {"suppress_tokens": list(range(60, 110))},
+    {"forced_eos_token_id": 2},
+    {"stop_strings": ["e", "a", "t", "o", "n", "i"]},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"do_sample": True, "temperature": 3.0},
+    {"return_dict_in_generate": True, "output_scores": True},
+    {"cache_implementation": "static"},
+]
+
+
+@pytest.mark.parametrize("own", OWN_SETTINGS, ids=lambda own: next(iter(own)))
+def test_the_task_alone_decides_how_answers_are_generated(own, tmp_path):
+    """A checkpoint's generation_config.json neither cuts answers nor changes the choice of tokens; its end tokens stay."""
+    tiny_swiftkv(**SHAPE).save_pretrained(tmp_path)
+    prompt = byte_tokenizer()(PROMPTS[0], return_tensors="pt")
+
+    def answer(**generation):
+        write_json(tmp_path / "generation_config.json", generation)
+        lm = CachedLM(load_any(tmp_path, torch.float32), byte_tokenizer())
+        begin, mask = prompt.input_ids.shape[1], prompt.attention_mask
+        tokens = lm._model_generate(prompt.input_ids, begin + 12, [], attention_mask=mask, do_sample=False)
+        return tokens[0, begin:].tolist()
+
+    plain = answer(eos_token_id=0)
+    assert len(plain) == 12 and answer(eos_token_id=0, **own) == plain
+    end = plain.index(plain[5]) + 1
+    assert answer(eos_token_id=[0, plain[5]], **own) == plain[:end]
 
 
 def test_generation_uses_the_fp8_cache(model):

@@ -23,7 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from swiftkv.architectures import ARCHITECTURES, check_loaded
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError, one_line
-from swiftkv.io import read_json, tensor_shapes
+from swiftkv.io import check_tied_head, read_json, tensor_shapes
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
 from swiftkv.models.swiftkv import quiet
@@ -272,7 +272,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
         scales: require the scales of `swiftkv.quantize.linear`, one per output channel.
 
     Raises:
-        UserError: a file is damaged, or a tensor is missing, unknown or of a wrong shape.
+        UserError: a file is damaged, or a tensor is missing, unknown, of a wrong shape, or not what it is tied to.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -284,6 +284,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     absent = needed.keys() - found.keys()
     if config.tie_word_embeddings:
         absent.discard("lm_head.weight")
+        check_tied_head(found)
     if is_quantized(config) and not scales:
         absent -= {f"{name.rpartition('.')[0]}.weight" for name in found}
     if hasattr(config, "num_key_value_layers"):

@@ -221,6 +221,7 @@ def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, 
         "--max-num-seqs": engine["max_num_seqs"],
         "--tensor-parallel-size": point.tensor_parallel_size,
         "--kv-cache-dtype": subject.kv_cache,
+        "--generation-config": "vllm",  # requests decide on length and sampling, not the model's generation_config.json
         **memory,
     }
     if subject.weights == "dummy":

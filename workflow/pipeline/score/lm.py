@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -50,6 +50,8 @@ class CachedLM(HFLM):
     ) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", **options)
         model.set_attn_implementation("grouped")
+        # The task decides how long answers are and how tokens are chosen; the model's limits and penalties would win over it.
+        model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
         self.kv_cache = kv_cache
         self.chat_template_args = TEMPLATE_ARGUMENTS
         self.kept, self.peak = KeptAnswers(), Peak()

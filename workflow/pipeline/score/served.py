@@ -15,7 +15,6 @@ from pipeline.measure.point import engine_environment
 from pipeline.measure.worker import module, worker
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
 
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
 
@@ -47,7 +46,8 @@ def score_served(
         raise UserError("scoring with vLLM needs --engine-log, a file for what it prints")
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "scoring.backend is vllm, which is not installed; install the extra `serve` or score with transformers"
+            "scoring.backend is vllm, which is not installed: run `make setup` (with GPUs `make setup-gpu`), or score with "
+            "transformers"
         )
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
@@ -61,12 +61,6 @@ def score_served(
     result, settings, data = answer
     seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
     return result, settings | {"dtype": engine["dtype"], "engine": engine}, {"data": data, "engine": seen}
-
-
-def repetition_penalty(folder: Path) -> float:
-    """Return the repetition penalty of generation_config.json, which transformers applies; 1 is none."""
-    file = folder / "generation_config.json"
-    return float((read_json(file) if file.exists() else {}).get("repetition_penalty") or 1.0)
 
 
 def check_task(name: str, settings: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import swiftkv.models  # noqa: F401  (registers the configurations with transfor
 from pipeline.measure.worker import answer
 from pipeline.score.fetch import Unavailable
 from pipeline.score.run import lm_eval_samples, read_off
-from pipeline.score.served import MAX_GEN_TOKS, check_task, repetition_penalty
+from pipeline.score.served import MAX_GEN_TOKS, check_task
 from pipeline.score.tasks import build_benchmark
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.cost import GIBI
@@ -28,8 +28,7 @@ class ServedLM(VLLM):
     """lm-eval's VLLM, made to give the answers of HFLM.
 
     By itself VLLM takes vLLM's choice of tokenizer and chat template (for some Mistral models not transformers'), samples
-    at temperature 1 where a task does not set it, omits the repetition penalty of generation_config.json and keeps special
-    tokens in answers.
+    at temperature 1 where a task does not set it and keeps special tokens in answers.
 
     Args:
         folder: the checkpoint.
@@ -39,7 +38,6 @@ class ServedLM(VLLM):
     """
 
     def __init__(self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0) -> None:
-        self.penalty = repetition_penalty(folder)
         words = AutoTokenizer.from_pretrained(tokenizer)
         if engine["gpus"]:
             memory = {"gpu_memory_utilization": engine["gpu_memory_utilization"]}
@@ -61,6 +59,7 @@ class ServedLM(VLLM):
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
             seed=seed,
+            generation_config="vllm",  # the task's settings, not the model's
             chat_template_args=dict(TEMPLATE_ARGUMENTS),  # VLLM takes keys out of it
             **memory,
         )
@@ -68,9 +67,9 @@ class ServedLM(VLLM):
         self.hf_chat_template = None  # the tokenizer's own
 
     def modify_gen_kwargs(self, *arguments: Any, **options: Any) -> tuple[dict[str, Any], list[str], int]:
-        """Make the settings greedy, with the repetition penalty."""
+        """Make the settings greedy."""
         settings, until, tokens = super().modify_gen_kwargs(*arguments, **options)
-        return settings | {"temperature": 0.0, "repetition_penalty": self.penalty}, until, tokens
+        return settings | {"temperature": 0.0}, until, tokens
 
     def _model_generate(self, *arguments: Any, **options: Any) -> list[Any]:
         """Generate as VLLM does, and decode as HFLM does."""

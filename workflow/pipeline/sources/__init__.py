@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.sources.hub import HubRepository
 from swiftkv.architectures import architecture, check_loaded
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, checksum, read_json, tensor_shapes, write_json
+from swiftkv.io import atomic_path, check_tied_head, checksum, read_json, tensor_shapes, write_json
 from swiftkv.section import nearest
 
 ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
@@ -242,10 +242,12 @@ def link_files(folder: Path, output: Path, left_out: str) -> None:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
+    """Refuse a folder without config or weights, with a file shorter than its header says, or with a second tied head."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
-    tensor_shapes(folder)
+    stored = tensor_shapes(folder)
+    if read_json(folder / "config.json").get("tie_word_embeddings"):
+        check_tied_head(stored)
 
 
 def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
