@@ -117,7 +117,7 @@ class Recipe(Distilling):
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Number format of the trained checkpoint; with `auto` bfloat16, whatever the device computes in."""
+        """Number format of a checkpoint that shares no base; with `auto` bfloat16, whatever the device computes in."""
         import torch
 
         return torch.bfloat16 if self.dtype == "auto" else self.torch_dtype

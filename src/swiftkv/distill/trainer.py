@@ -116,8 +116,9 @@ def train(
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
     step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
+    shared = model if recipe.train == "qkv" else None
     # Before the ranks are joined: afterwards all but the first would write nothing.
-    try_saving(step.student, checkpoint, tokenizer, stored_dtype)
+    try_saving(step.student, checkpoint, tokenizer, stored_dtype, shared)
     start_distributed()
     first = rank() == 0
     if first and not state.checkpoints and state.others:
@@ -166,13 +167,13 @@ def train(
                 )
     if log is not None:
         log.close()
-    tensors = gather_weights(step.student)
+    tensors = gather_weights(step.student, added_only=shared is not None)
     if first:
         step.student.set_attn_implementation("sdpa")
-        if stored_dtype != recipe.torch_dtype:
+        if shared is None and stored_dtype != recipe.torch_dtype:
             step.student.to(stored_dtype)
             tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
-        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
+        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors, base=shared)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
     outcome = Training(rows, ranks(), spent, step.attention) if first else None
@@ -295,10 +296,11 @@ def start_distributed() -> None:
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
-def gather_weights(student: PreTrainedModel) -> dict[str, torch.Tensor | None]:
-    """Gather all weights by name on rank 0; every rank has to call this, as ZeRO-3 divides them among the ranks."""
+def gather_weights(student: PreTrainedModel, added_only: bool) -> dict[str, torch.Tensor | None]:
+    """Gather all weights by name, or those that SwiftKV adds, on rank 0; all ranks have to call this (ZeRO-3)."""
     tensors = {}
-    for name, tensor in student.state_dict(keep_vars=True).items():
+    kept = student.swiftkv_parameters() if added_only else student.state_dict(keep_vars=True)
+    for name, tensor in kept.items():
         if hasattr(tensor, "ds_id"):
             from deepspeed.runtime.zero import GatheredParameters
 
