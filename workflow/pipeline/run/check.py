@@ -81,6 +81,8 @@ def check(profile: Profile, targets: Sequence[str] = ()) -> None:
     for sentence in check_environment(report, profile, [*jobs, *again]):
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
+    if built := finished_checkpoints(jobs):
+        report.check("checkpoints", check_bases, built)
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config)))
     written = estimates(profile, config, jobs).written.sum()
     report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
@@ -208,6 +210,22 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     for task in tasks:
         check_task(task)
     return len(tasks)
+
+
+def finished_checkpoints(jobs: Iterable[PlannedJob]) -> list[Path]:
+    """Return the checkpoint folders that jobs read and no job writes."""
+    files = {file for job in jobs for file in job.inputs} - {file for job in jobs for file in job.outputs}
+    folders = {Path(file).parent for file in files if Path(file).parts[-4:-3] == ("checkpoints",)}
+    return sorted(folder for folder in folders if folder.is_dir())
+
+
+def check_bases(folders: Sequence[Path]) -> str:
+    """Check that the base models of finished checkpoints are there and unchanged; raises as `check_base`."""
+    from swiftkv.models.sharing import check_base  # imports torch
+
+    for folder in folders:
+        check_base(folder)
+    return f"{count(len(folders), 'finished one')} with unchanged base models"
 
 
 def check_disk(results: Path, written: float, missing: float) -> str:
