@@ -151,17 +151,16 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
 @pytest.mark.parametrize("train_what, shared", [("qkv", True), ("upper_layers", False)])
 def test_only_projections_share_the_files_of_the_base(inputs, tmp_path, train_what, shared):
     """And the links are relative, so that results can be moved."""
-    for name in ("source.json", "packed.safetensors"):
-        shutil.copy(inputs / name, tmp_path)
-    shutil.copytree(inputs / "model", tmp_path / "models/base")
-    write_json(tmp_path / "source.json", read_json(tmp_path / "source.json") | {"path": "models/base"})
-    train(tmp_path, tmp_path / "here", recipe={"train": train_what, "max_steps": 2, "dtype": "auto"})
-    links = [file.readlink() for file in (tmp_path / "here/checkpoint").iterdir() if file.is_symlink()]
+    results = tmp_path / "results"
+    shutil.copytree(inputs / "model", results / "models/base")
+    shutil.copy(inputs / "packed.safetensors", results)
+    write_json(results / "source.json", read_json(inputs / "source.json") | {"path": "models/base"})
+    train(results, results / "here", recipe={"train": train_what, "max_steps": 2, "dtype": "auto"})
+    links = [file.readlink() for file in (results / "here/checkpoint").iterdir() if file.is_symlink()]
     assert [str(link) for link in links] == ["../../models/base/model.safetensors"] * shared
-    saved, base = stored(tmp_path / "here/checkpoint"), stored(inputs / "model")
+    saved, base = stored(results / "here/checkpoint"), stored(inputs / "model")
     assert shared == all(torch.equal(saved[name].float(), tensor) for name, tensor in base.items())
-    tmp_path.rename(tmp_path.with_name("moved"))
-    load_any(tmp_path.with_name("moved") / "here/checkpoint")
+    load_any(results.rename(tmp_path / "moved") / "here/checkpoint")
 
 
 @pytest.mark.parametrize(
