@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from swiftkv.errors import UserError, command_line, one_line
 from swiftkv.io import TOKENIZER_FILES
@@ -27,7 +26,7 @@ def main(words: list[str] | None = None) -> None:
         patterns = ["*.safetensors", *TOKENIZER_FILES]
         try:
             base = Path(snapshot_download(given.base, revision=given.revision, allow_patterns=patterns))
-        except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"{given.base!r} is no folder, and cannot be had from the hub (revision {given.revision!r}): "
                 f"{one_line(error)[:200]}"

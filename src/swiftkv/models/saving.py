@@ -72,7 +72,7 @@ def try_saving(
         model: the model to save after training.
         path: folder of its checkpoint.
         tokenizer: saved into the same folder.
-        dtype: dtype of the saved weights, if `base` does not decide it.
+        dtype: dtype of the saved weights.
         base: as in `save_model`.
 
     Raises:
@@ -86,8 +86,5 @@ def try_saving(
                 part.from_pretrained(scratch)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"the trained checkpoint {path} could not be saved: {one_line(error)}") from None
-    if base is None:
-        check_space(path.parent, model.num_parameters() * dtype.itemsize)
-    else:
-        added = sum(parameter.numel() for parameter in model.swiftkv_parameters().values())
-        check_space(path.parent, added * base_dtype(base).itemsize)
+    weights = model.swiftkv_parameters().values() if base else model.parameters()
+    check_space(path.parent, dtype.itemsize * sum(weight.numel() for weight in weights))

@@ -37,9 +37,8 @@ def share(tensors: dict[str, torch.Tensor], folder: Path, base: Path, place: Pat
         base: folder of the base; links to it are relative if it is.
         place: where `folder` will lie.
     """
-    files = _weight_files(base)
-    known = json.dumps({name: digest(file) for name, file in files.items()})
-    save_file(tensors, folder / ADDED, metadata={"format": "pt", "base": known})
+    known = {name: digest(file) for name, file in _weight_files(base).items()}
+    save_file(tensors, folder / ADDED, metadata={"format": "pt", "base": json.dumps(known)})
     _link(folder, base, place)
 
 
@@ -113,15 +112,12 @@ def _known(folder: Path) -> dict[str, str]:
 
 def _link(folder: Path, base: Path, place: Path) -> None:
     """Link the base's weight files and write the index."""
+    target = base
     if not base.is_absolute():
-        base, place = (path.parent.resolve() / path.name for path in (base, place))  # the base may be a link itself
-        target = Path(os.path.relpath(base, place))
-    else:
-        target = base
-    shapes = tensor_shapes(base)
-    for name in {file.name for file, _ in shapes.values()}:
+        # The base, too, may be a link, to which links lead.
+        target = Path(os.path.relpath(*(path.parent.resolve() / path.name for path in (base, place))))
+    for name in _weight_files(base):
         (folder / LINK.format(name)).symlink_to(target / name)
-    with safe_open(folder / ADDED, framework="pt") as tensors:
-        listed = dict.fromkeys(tensors.keys(), ADDED)
-    listed |= {name: LINK.format(file.name) for name, (file, _) in shapes.items()}
+    listed = {name: LINK.format(file.name) for name, (file, _) in tensor_shapes(base).items()}
+    listed |= dict.fromkeys(tensor_shapes(folder), ADDED)
     write_json(folder / INDEX, {"metadata": {}, "weight_map": listed})
