@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from swiftkv.errors import UserError, one_line
 
+ADDED, INDEX = "swiftkv.safetensors", "model.safetensors.index.json"  # files of a checkpoint; see models/sharing.py
+TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 SAMPLE = 2**20  # bytes per read of `digest`
 LFS = b"version https://git-lfs"  # how the pointer begins that stands for a large file in a Git repository
 
@@ -113,12 +115,12 @@ def refuse_pointer(file: Path) -> None:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return file and shape of every tensor of a checkpoint from the headers of its safetensors files.
+    """Return file and shape of every tensor of a checkpoint, or of what was added to one, from the safetensors headers.
 
     Raises:
         UserError: a file is missing, damaged or shorter than its header says.
     """
-    single, index_file = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index_file, added = folder / "model.safetensors", folder / INDEX, folder / ADDED
     if single.exists():
         files = [single]
     elif index_file.exists():
@@ -127,6 +129,8 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
         if not isinstance(listed, dict) or not listed:
             raise UserError(f"{index_file} lists no files")
         files = sorted({folder / name for name in listed.values()})
+    elif added.exists():
+        files = [added]
     else:
         raise UserError(f"{single} does not exist; the checkpoint needs its weights as safetensors")
     found = {}

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import as_trained
 from tests.published import CHECKPOINTS, TINY
 from tests.published import write as write_files
 from tests.quantized import FORMS, QUANTIZATION, quantize, write
@@ -14,6 +15,7 @@ from tests.serve.conftest import QWEN2, difference
 from pipeline.measure.engine import Unsupported, require_fp8_cache
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire, save_model
+from swiftkv.models.sharing import attach
 from swiftkv.spec import SwiftKVSpec
 
 pytestmark = pytest.mark.thorough
@@ -67,6 +69,47 @@ def folders(checkpoint, plain, tokenizer, tmp_path_factory):
     for folder in (made["superfluous tensors in several files"], made["published"]):
         tokenizer.save_pretrained(folder)
     return made
+
+
+BASES = {
+    "tied": {"tie_word_embeddings": True},
+    "in several files": {},
+    "biased": {"architecture": "qwen2", "random_bias": True},
+    "in float8": {},
+}
+
+
+@pytest.fixture(scope="module")
+def forms(checkpoint, tokenizer, tmp_path_factory):
+    """A trained model of each base as a whole checkpoint, linked to the base's files, and attached to them."""
+    made = {}
+    for name, changes in BASES.items():
+        folder = tmp_path_factory.mktemp("sharing")
+        base, new = checkpoint(layers=None, **SMALL, **changes), folder / "base"
+        if name == "in several files":
+            write_files(new, read_json(base / "config.json"), load_file(base / "model.safetensors"), files=3)
+            tokenizer.save_pretrained(new)
+        elif name == "in float8":
+            quantize(base, new, folder / "plain")
+        else:
+            shutil.copytree(base, new)
+        model = as_trained(rewire(load_base(new, torch.float32), SwiftKVSpec(4, 2, 2)))
+        save_model(model, folder / "whole", tokenizer=tokenizer)
+        save_model(model, folder / "linked", tokenizer=tokenizer, base=new)
+        made |= {(name, form): folder / form for form in ("whole", "linked")}
+        if name == "in several files":
+            attach(new, folder / "linked", folder / "attached")
+            made[name, "attached"] = folder / "attached"
+    return made
+
+
+def test_checkpoints_that_share_their_base_answer_as_whole_ones(engines, forms, eight):
+    answers = engines({key: {"model": folder, "runs": [{"prompts": eight}]} for key, folder in forms.items()})
+    for (name, form), answer in answers.items():
+        assert answer["fast_prefill"] and answer["runs"] == answers[name, "whole"]["runs"], (name, form)
+    next(forms["tied", "linked"].with_name("base").glob("*.safetensors")).unlink()
+    case = {"gone": {"model": forms["tied", "linked"], "runs": []}}
+    assert "of the base model that" in engines(case, refused=True)["gone"]["error"]
 
 
 def calibrated(folder, to):

@@ -78,7 +78,7 @@ def same_result(workflow, undisturbed):
     for folder in (workflow.folder / "results/smoke", undisturbed.folder / "results/smoke"):
         with (folder / "training/tiny-random/swiftkv-50.csv").open(newline="") as file:
             found.append([(row["step"], row["loss"], row["tokens"]) for row in csv.DictReader(file)])
-        found.append((folder / "checkpoints/tiny-random/swiftkv-50/model.safetensors").read_bytes())
+        found.append((folder / "checkpoints/tiny-random/swiftkv-50/swiftkv.safetensors").read_bytes())
     return found[:2] == found[2:] and len(found[0]) == STEPS
 
 

@@ -12,13 +12,14 @@ import tempfile
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.conftest import byte_tokenizer, tiny_teacher
 from tests.programs import ROOT, environment
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
 from swiftkv.distill.recipe import Distilling
 from swiftkv.distill.trainer import Loop
-from swiftkv.io import write_json
+from swiftkv.io import tensor_shapes, write_json
 from swiftkv.models import load_any
 
 STAGE = ("-m", "pipeline.stages")
@@ -144,6 +145,12 @@ def log(folder):
 
 def losses(folder):
     return [row["loss"] for row in log(folder)]
+
+
+def stored(checkpoint):
+    """All tensors of a checkpoint's files, whichever these are."""
+    files = {file for file, _ in tensor_shapes(checkpoint).values()}
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def tensors(folder):

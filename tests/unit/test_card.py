@@ -36,12 +36,13 @@ def first_cells(text):
 
 
 def test_metadata_and_numbers(card):
-    metadata, text = card(model={"kind": "hub", "id": "org/base"})
+    metadata, text = card(model={"kind": "hub", "id": "org/base", "resolved": "c0ffee"})
     assert (metadata["base_model"], metadata["library_name"]) == ("org/base", "transformers")
     kl = read_json(FIDELITY)["result"]["kl"]["value"]
     row = next(line for line in text.splitlines() if line.startswith("| KL"))
     low, high = (float(word.strip("[],|")) for word in row.split()[-3:-1])
     assert f"{kl:.4g}" in row and low < kl < high and "loss `distillation` at temperature 2 |" in text
+    assert "\npython -m swiftkv.attach org/base FOLDER OUTPUT --revision c0ffee\n" in text
     assert "layers 14 to 29" in text.replace("\n", " ") and "4 neighboring ones share" in text
 
 
@@ -53,14 +54,19 @@ def test_what_was_not_measured_or_is_of_this_machine_is_left_out(card, tmp_path)
     _, text = card(tmp_path / "fidelity.json", model=local, settings={"loss": "lm"})
     measured = "KL to the base model on answers, nats a token"
     assert first_cells(text) == ["base model", "trained", "training", measured]
-    assert "| base model | mine |" in text and "/home" not in text and "temperature" not in text
+    assert (
+        "swiftkv.attach BASE FOLDER" in text
+        and "| base model | mine |" in text
+        and "/home" not in text
+        and "temperature" not in text
+    )
 
 
 def test_a_model_that_was_trained_as_it_is_has_nothing_of_swiftkv(card):
     """Nor has a card closeness that was not measured."""
     metadata, text = card(fidelity=None, spec=None)
     assert "held-out" not in text
-    assert "tags" not in metadata and "swiftkv.models" not in text and first_cells(text) == ["base model", "training"]
+    assert "tags" not in metadata and "swiftkv." not in text and first_cells(text) == ["base model", "training"]
 
 
 def test_nobody_is_told_to_install_swiftkv_from_a_package_index():

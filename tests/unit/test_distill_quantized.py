@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.conftest import refused
 from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, losses, train
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, stored, train
 
 from swiftkv.device import compute_dtype
 from swiftkv.distill.recipe import Recipe
@@ -34,7 +33,7 @@ def finished(inputs, tmp_path_factory):
 
 
 def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
-    source, saved = (load_file(folder / "model.safetensors") for folder in (inputs / "model", finished / "checkpoint"))
+    source, saved = (stored(folder) for folder in (inputs / "model", finished / "checkpoint"))
     for name, tensor in source.items():
         assert saved[name].dtype == tensor.dtype and torch.equal(saved[name].float(), tensor.float()), name
     new = {name for name in saved if name not in source}
@@ -50,7 +49,7 @@ def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
 def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path):
     changes = {"max_steps": 6, "zero_stage": 3, "dtype": "bfloat16", "gradient_checkpointing": True}
     train(inputs, tmp_path, recipe=changes, ranks=2)
-    expected, found = (load_file(folder / "checkpoint/model.safetensors") for folder in (finished, tmp_path))
+    expected, found = (stored(folder / "checkpoint") for folder in (finished, tmp_path))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert "swiftkv" in name or torch.equal(tensor.float(), expected[name].to(tensor.dtype).float()), name

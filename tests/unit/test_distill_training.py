@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.conftest import CHATML, tiny_teacher
 from tests.unit.distill_helpers import (
     GOLDEN,
@@ -19,6 +18,7 @@ from tests.unit.distill_helpers import (
     packed_stage,
     plain_adamw,
     run,
+    stored,
     tensors,
     train,
 )
@@ -27,7 +27,7 @@ from torch.testing import assert_close
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe, Teaching
 from swiftkv.distill.step import DistillationStep, next_tokens
-from swiftkv.io import read_json
+from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
@@ -142,8 +142,25 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finish
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path)[0] == pytest.approx(losses(finished)[0], rel=1e-5)
     assert read_json(tmp_path / "record.json")["settings"]["dtype"] == "float32"
-    saved = load_file(tmp_path / "checkpoint/model.safetensors")
-    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    # The checkpoint has the base's number format, whatever was computed in.
+    saved, base = stored(tmp_path / "checkpoint"), stored(inputs / "model")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert all(torch.equal(saved[name], tensor) for name, tensor in base.items())
+
+
+@pytest.mark.parametrize("train_what, shared", [("qkv", True), ("upper_layers", False)])
+def test_only_projections_share_the_files_of_the_base(inputs, tmp_path, train_what, shared):
+    """And the links are relative, so that results can be moved."""
+    results = tmp_path / "results"
+    shutil.copytree(inputs / "model", results / "models/base")
+    shutil.copy(inputs / "packed.safetensors", results)
+    write_json(results / "source.json", read_json(inputs / "source.json") | {"path": "models/base"})
+    train(results, results / "here", recipe={"train": train_what, "max_steps": 2, "dtype": "auto"})
+    links = [file.readlink() for file in (results / "here/checkpoint").iterdir() if file.is_symlink()]
+    assert [str(link) for link in links] == ["../../models/base/model.safetensors"] * shared
+    saved, base = stored(results / "here/checkpoint"), stored(inputs / "model")
+    assert shared == all(torch.equal(saved[name].float(), tensor) for name, tensor in base.items())
+    load_any(results.rename(tmp_path / "moved") / "here/checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ FLOORS = [
     "device errors spec swiftkv pipeline",
     "architectures chats io quantize section",
     "cost models tensor_file",
-    "distill gpus serve sources statistics",
+    "attach distill gpus serve sources statistics",
     "card config records",
     "measure stages training",
     "artifacts score",

@@ -1,17 +1,18 @@
 """KL to the teacher, top-1 agreement and perplexity, also of a checkpoint that others trained."""
 
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from score_helpers import SHAPE, SPEC, write_chats, write_source
-from tests.conftest import byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
+from tests.conftest import as_trained, byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.fidelity import compare, measure_fidelity
-from pipeline.sources import TOKENIZER_FILES
+from pipeline.sources import TOKENIZER_FILES, read_source
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.io import read_json, write_json
@@ -175,7 +176,21 @@ def fetch(released, source, folder):
     return fetch_checkpoint(source, "published", {"local": str(released)}, SPEC, folder)
 
 
-def test_it_is_measured_as_what_it_is(source, released, tmp_path, chats):
+@pytest.fixture
+def added(source, tmp_path):
+    """What may be published of a checkpoint that shares its base's files."""
+    base = read_source(source)["path"]
+    model = as_trained(rewire(load_base(base, torch.float32), SPEC))
+    save_model(model, tmp_path / "linked", base=base)
+    (tmp_path / "added").mkdir()
+    for name in ("swiftkv.safetensors", "config.json"):
+        shutil.copy(tmp_path / "linked" / name, tmp_path / "added")
+    return tmp_path / "added"
+
+
+@pytest.mark.parametrize("form", ["released", "added"])
+def test_it_is_measured_as_what_it_is(source, form, tmp_path, chats, request):
+    released = request.getfixturevalue(form)
     identity = fetch(released, source, tmp_path / "fetched")
     assert identity["kind"] == "local" and identity["id"] == str(released) and "sha256" in identity["resolved"]
     output = tmp_path / "fidelity.json"

@@ -71,7 +71,7 @@ def test_saving_a_state_of_a_training(tmp_path):
 
 
 def test_a_checkpoint_that_will_not_fit_ends_a_training_before_its_first_step(tmp_path):
-    script = 'mount -t tmpfs -o size=100k none "$0" && "$@"'
+    script = 'mount -t tmpfs -o size=64k none "$0" && "$@"'
     done = train_on_disk(tmp_path, "--checkpoint", "disk/checkpoint", script)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path}/disk has 0.0 GB free and at least ")

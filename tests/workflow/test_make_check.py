@@ -53,8 +53,8 @@ def test_all_faults_are_seen_at_once_each_in_one_line(site):
         r"hub: HF_HUB_OFFLINE is set, .* meta-llama/Llama-3.1-8B-Instruct, Hugging",
     ):
         assert len([line for line in failed if re.match(words, line)]) == 1, (words, failed)
-    # 7 x (16 GB and three states of 5)
-    assert re.search(r"^(ok|FAIL) +disk: .* 2\d\d\.\d GB ", ended.stdout, flags=re.MULTILINE)
+    # 7 x (0.7 GB of added weights and three states of 4)
+    assert re.search(r"^(ok|FAIL) +disk: .* 8\d\.\d GB ", ended.stdout, flags=re.MULTILINE)
 
 
 def test_a_run_with_a_wrong_partition_submits_nothing(site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def distill(
         minutes: time limit of this process; it saves its state and stops before. Without it there is no end.
     """
     source = read_source(model_source)
-    model, whole = Path(source["path"]), Recipe(**dict(recipe), **course)
+    # By a relative path, so that links to it are relative and results can be moved.
+    model, whole = Path(os.path.relpath(source["path"])), Recipe(**dict(recipe), **course)
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is None:  # not the first rank
         return

@@ -116,13 +116,6 @@ class Recipe(Distilling):
         return self
 
     @property
-    def stored_dtype(self) -> torch.dtype:
-        """Number format of the trained checkpoint; with `auto` bfloat16, whatever the device computes in."""
-        import torch
-
-        return torch.bfloat16 if self.dtype == "auto" else self.torch_dtype
-
-    @property
     def checkpoint_activations(self) -> bool:
         """Whether the student's layers are recomputed in the backward pass."""
         return self.zero_stage == 3 if self.gradient_checkpointing is None else self.gradient_checkpointing

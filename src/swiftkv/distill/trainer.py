@@ -33,6 +33,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_base, load_tokenizer, save_model
 from swiftkv.models.saving import try_saving
+from swiftkv.models.sharing import base_dtype
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
 
@@ -88,7 +89,7 @@ def train(
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
-    stored_dtype, recipe = recipe.stored_dtype, recipe.on_this_device()
+    recipe = recipe.on_this_device()
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
@@ -116,8 +117,9 @@ def train(
         check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
         start = fitted_values(base, spec, statistics)
     step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
+    dtype, shared = base_dtype(model), model if recipe.train == "qkv" else None
     # Before the ranks are joined: afterwards all but the first would write nothing.
-    try_saving(step.student, checkpoint, tokenizer, stored_dtype)
+    try_saving(step.student, checkpoint, tokenizer, dtype, shared)
     start_distributed()
     first = rank() == 0
     if first and not state.checkpoints and state.others:
@@ -166,13 +168,13 @@ def train(
                 )
     if log is not None:
         log.close()
-    tensors = gather_weights(step.student)
+    tensors = gather_weights(step.student, added_only=bool(shared))
     if first:
         step.student.set_attn_implementation("sdpa")
-        if stored_dtype != recipe.torch_dtype:
-            step.student.to(stored_dtype)
-            tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
-        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
+        if not shared:
+            step.student.to(dtype)
+            tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        save_model(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors, base=shared)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
     outcome = Training(rows, ranks(), spent, step.attention) if first else None
@@ -295,10 +297,11 @@ def start_distributed() -> None:
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
-def gather_weights(student: PreTrainedModel) -> dict[str, torch.Tensor | None]:
-    """Gather all weights by name on rank 0; every rank has to call this, as ZeRO-3 divides them among the ranks."""
+def gather_weights(student: PreTrainedModel, added_only: bool) -> dict[str, torch.Tensor | None]:
+    """Gather all weights by name, or those that SwiftKV adds, on rank 0; all ranks have to call this (ZeRO-3)."""
     tensors = {}
-    for name, tensor in student.state_dict(keep_vars=True).items():
+    kept = student.swiftkv_parameters() if added_only else student.state_dict(keep_vars=True)
+    for name, tensor in kept.items():
         if hasattr(tensor, "ds_id"):
             from deepspeed.runtime.zero import GatheredParameters
 

@@ -2,7 +2,8 @@
 
 `attention.py`, `swiftkv.py` and `configuration.py` are shared by all architectures, `qwen3.py`, `qwen3_moe.py` and
 `deepseek_v2.py` hold the differences of these (docs/adding/model.md), `classes.py` builds the classes. `rewire.py` turns an
-ordinary model into a SwiftKV model, `checkpoint.py` reads checkpoints and `saving.py` writes them.
+ordinary model into a SwiftKV model, `checkpoint.py` reads checkpoints and `saving.py` writes them, in the forms of
+`sharing.py`.
 """
 
 from swiftkv.models.checkpoint import (

@@ -26,6 +26,7 @@ from swiftkv.errors import UserError, one_line
 from swiftkv.io import check_tied_head, read_json, tensor_shapes
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
+from swiftkv.models.sharing import check_base
 from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.kv_cache import FP8
 from swiftkv.quantize.linear import (
@@ -272,8 +273,10 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
         scales: require the scales of `swiftkv.quantize.linear`, one per output channel.
 
     Raises:
-        UserError: a file is damaged, or a tensor is missing, unknown, of a wrong shape, or not what it is tied to.
+        UserError: a file is damaged, a shared base is gone or has changed, or a tensor is missing, unknown, of a wrong shape,
+            or not what it is tied to.
     """
+    check_base(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     needed = saved_shapes(model)

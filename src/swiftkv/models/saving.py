@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import atomic_path, check_space
+from swiftkv.models.sharing import base_dtype, share
 from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.linear import checkpoint_tensors, is_quantized
 
@@ -21,6 +22,7 @@ def save_model(
     keep_teacher_qkv: bool = True,
     tokenizer: PreTrainedTokenizerBase | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
+    base: str | Path | None = None,
 ) -> None:
     """Write a checkpoint atomically, of a SwiftKV model with the published names.
 
@@ -30,8 +32,14 @@ def save_model(
         keep_teacher_qkv: also write the teacher's projections of layers >= l.
         tokenizer: saved into the same folder.
         state_dict: the weights if `model` does not hold them (ZeRO-3).
+        base: folder of the checkpoint that `model` was rewired from and that has all weights but the added ones. Its files
+            are linked, by relative links if it is a relative path, and only the added weights are written, in the base's
+            number format.
     """
     tensors = model.state_dict() if state_dict is None else state_dict
+    if base is not None:
+        dtype = base_dtype(Path(base))
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items() if "_swiftkv." in name}
     if not keep_teacher_qkv:
         unused = model.teacher_projection_names()
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
@@ -43,14 +51,21 @@ def save_model(
         written.config = copy.copy(model.config)
         written.config.swiftkv = True
     with atomic_path(path) as scratch, quiet():
-        written.save_pretrained(scratch, state_dict=tensors)
+        if base is None:
+            written.save_pretrained(scratch, state_dict=tensors)
+        else:
+            written.config.dtype = dtype
+            written.config.save_pretrained(scratch)
+            share(tensors, scratch, Path(base), Path(path))
         # transformers reads settings that its save_pretrained refuses, such as a temperature without sampling.
         model.generation_config.to_json_file(scratch / "generation_config.json")
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
 
 
-def try_saving(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> None:
+def try_saving(
+    model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, base: Path | None = None
+) -> None:
     """Write a checkpoint without weights beside `path`, read it back and delete it, before a training spends its time.
 
     Args:
@@ -58,6 +73,7 @@ def try_saving(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenize
         path: folder of its checkpoint.
         tokenizer: saved into the same folder.
         dtype: dtype of the saved weights.
+        base: as in `save_model`.
 
     Raises:
         UserError: a file cannot be written or read back, or the disk has no space for the weights.
@@ -65,9 +81,10 @@ def try_saving(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenize
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-            save_model(model, scratch, tokenizer=tokenizer, state_dict={})
+            save_model(model, scratch, tokenizer=tokenizer, state_dict={}, base=base)
             for part in (AutoConfig, GenerationConfig, AutoTokenizer):
                 part.from_pretrained(scratch)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"the trained checkpoint {path} could not be saved: {one_line(error)}") from None
-    check_space(path.parent, model.num_parameters() * dtype.itemsize)
+    weights = model.swiftkv_parameters().values() if base else model.parameters()
+    check_space(path.parent, dtype.itemsize * sum(weight.numel() for weight in weights))

@@ -81,6 +81,7 @@ def check(profile: Profile, targets: Sequence[str] = ()) -> None:
     for sentence in check_environment(report, profile, [*jobs, *again]):
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
+    report.check("checkpoints", check_bases, jobs)
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config)))
     written = estimates(profile, config, jobs).written.sum()
     report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
@@ -208,6 +209,17 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     for task in tasks:
         check_task(task)
     return len(tasks)
+
+
+def check_bases(jobs: Sequence[PlannedJob]) -> str:
+    """Check the base models of the checkpoints that jobs read and no job writes; return their number; raises as `check_base`."""
+    from swiftkv.models.sharing import check_base  # imports torch
+
+    files = {file for job in jobs for file in job.inputs} - {file for job in jobs for file in job.outputs}
+    finished = sorted(Path(file).parent for file in files if Path(file).parts[-4:-3] == ("checkpoints",))
+    for folder in finished:
+        check_base(folder)
+    return f"{count(len(finished), 'finished one')}, base models unchanged"
 
 
 def check_disk(results: Path, written: float, missing: float) -> str:

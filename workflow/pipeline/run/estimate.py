@@ -243,7 +243,9 @@ class Work:
     def written(self) -> float:
         """Return the bytes of what is large among that which the job leaves on the disk, downloads apart; raises as `seconds`."""
         if self.job.rule == "distill":
-            return self.size.checkpoint_bytes(self.spec) + STATES * 12 * self.size.trained(self.spec, self.recipe.train)
+            train, size = self.recipe.train, self.size
+            added = size.trained(self.spec, train)
+            return (2 * added if train == "qkv" else size.checkpoint_bytes(self.spec)) + STATES * 12 * added
         if self.job.rule == "teacher_states":
             stored = 1 + len(self.config.stored_layers(self.model, self.job.wildcards["recipe"]))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored

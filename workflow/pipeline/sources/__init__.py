@@ -22,11 +22,18 @@ from typing import Any
 from pipeline.sources.hub import HubRepository
 from swiftkv.architectures import architecture, check_loaded
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, check_tied_head, checksum, read_json, tensor_shapes, write_json
+from swiftkv.io import (
+    TOKENIZER_FILES,
+    atomic_path,
+    check_tied_head,
+    checksum,
+    read_json,
+    tensor_shapes,
+    write_json,
+)
 from swiftkv.section import nearest
 
 ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
-TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttentionBackend.get_supported_head_sizes
 # Fields of a packaged model's configuration that random weights of another architecture keep.

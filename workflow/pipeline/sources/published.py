@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from swiftkv.architectures import check_loaded, key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
+from swiftkv.models.sharing import attach, is_added
 from swiftkv.spec import SwiftKVSpec
 
 # What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
@@ -21,6 +23,8 @@ def fetch_checkpoint(
     model_source: Path, variant: str, source: dict[str, Any], spec: SwiftKVSpec, output: Path
 ) -> dict[str, Any]:
     """Make a published SwiftKV checkpoint a variant's own: a folder of links to its files, beside its identity.
+
+    One that has the added weights alone is attached to the model, and takes what it lacks of a tokenizer from there.
 
     Args:
         model_source: source.json of the model it was made of.
@@ -39,13 +43,20 @@ def fetch_checkpoint(
 
     def check(folder: Path) -> None:
         _check_variant(read_json(folder / "config.json"), spec, variant, model)
-        load_tokenizer(folder)
+        if (folder / "tokenizer_config.json").is_file():  # else the model's serves added weights
+            load_tokenizer(folder)
 
     path, identity = find_checkpoint(source, check)
-    check_swiftkv(path)
-    with atomic_path(output) as scratch:
-        link_files(path, scratch, ORIGIN)
-        write_json(scratch / ORIGIN, identity)
+    if is_added(path):
+        # By a relative path, so that results can be moved.
+        attach(Path(os.path.relpath(model["path"])), path, output)
+        check_swiftkv(output)
+    else:
+        check_swiftkv(path)
+        with atomic_path(output) as scratch:
+            link_files(path, scratch, ORIGIN)
+    load_tokenizer(output)
+    write_json(output / ORIGIN, identity)
     print(f"{variant} of {model['title']}: {identity['kind']} {identity['id']}, {identity['resolved']}")
     return identity
 
