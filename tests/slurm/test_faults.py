@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import os
 import re
 import shutil
 import socket
@@ -163,7 +164,11 @@ def test_slurmctld_is_gone_for_a_minute(cluster, undisturbed, disturbed):
     assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
 
 
-def test_ranks_on_two_nodes_meet_though_a_port_is_taken(cluster, undisturbed, disturbed):
+def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unknown(
+    cluster, undisturbed, disturbed, monkeypatch
+):
+    (disturbed.folder / "sitecustomize.py").write_text("import socket\nsocket.getfqdn = lambda *_: 'nowhere.invalid'\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(disturbed.folder), os.environ["PYTHONPATH"]]))
     disturbed.override["models"]["tiny-random"]["nodes"]["distill"] = 2
     with socket.socket() as taken:
         taken.bind(("", 29500))  # torchrun's own choice
