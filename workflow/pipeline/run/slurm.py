@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.run.jobs import PlannedJob
+from pipeline.run.jobs import PlannedJob, read_partitions
 from swiftkv.errors import UserError
 
 JOB_NAME = "check"
@@ -51,19 +51,16 @@ def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...],
         UserError: the plugin refuses a job's resources, or the file of the partitions.
     """
     from snakemake.exceptions import WorkflowError
-    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
     found: dict[tuple[str, ...], list[PlannedJob]] = {}
-    try:
-        known = read_partition_file(settings.partition_config) if settings.partition_config else []
-    except (WorkflowError, TypeError) as error:
-        raise UserError(f"{settings.partition_config}: {error}") from None
+    known = read_partitions(settings.partition_config)
     for job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
         # The plugin compares a job with the limits of a partition only where it chooses one.
-        if fitting := [one for one in known if partition in (None, one.name)]:
+        if fitting := [one for one in known if partition is None or str(partition) == one.name]:
             partition = get_best_partition(fitting, job, SILENT)
         parameters = {
             "run_uuid": JOB_NAME,
