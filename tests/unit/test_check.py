@@ -125,6 +125,16 @@ def test_a_partition_that_cannot_be_read_is_one_sentence_in_plan_and_at_the_star
         read_profile(cluster)
 
 
+def test_a_partition_that_cancels_preempted_jobs_is_noted(cluster, monkeypatch):
+    lines = []
+    for mode in ("REQUEUE", "OFF", "GANG,CANCEL"):
+        monkeypatch.setenv("PREEMPT", mode)
+        profile = Profile(cluster, slurm=SETTINGS, directory=cluster)
+        assert check_environment(Report(lines.append), profile, jobs(("pack", CPU_JOB))) == []
+    (line,) = (line for line in lines if line.startswith("note"))
+    assert "preempt" in line and " cpu " in line and "h100" not in line  # the partition of this job
+
+
 def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DRAINED", "1")
     profile = Profile(cluster, slurm=SETTINGS, directory=cluster)

@@ -129,10 +129,12 @@ def planned(job):
     return planned(job.rule.name, job.wildcards_dict, job)
 
 
+@command_line
 def refuse_what_cannot_run():
     """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
     from pipeline.run.check import problems_at_start
     from pipeline.gpus import python_of_jobs
+    from pipeline.run import slurm
     from pipeline.run.jobs import Profile
 
     executor = workflow.executor_plugin.name
@@ -161,6 +163,8 @@ def refuse_what_cannot_run():
         )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))
+    if executor == "slurm":
+        slurm.requeue_preempted(workflow.workdir_init)
     if TERMINAL:
         hand_over_progress(profile)
 
