@@ -79,6 +79,22 @@ def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
 
 
 @pytest.mark.parametrize(
+    "said, starts",
+    [
+        ("echo error: no license", 2),
+        ("echo error: stopped after step $number", 4),
+        ("echo Traceback", 4),  # a crash may pass
+        ("((number % 2)) && echo error: no license", 4),
+    ],
+)
+def test_a_job_that_fails_twice_in_a_row_with_one_sentence_is_not_tried_again(project, said, starts):
+    script = f'echo start >> "$NOTES"; number=$(wc -l < "$NOTES"); {said}; exit 1\n'
+    write_program(project / ".conda/bin/python", script)
+    notes, shown = start(project, "smoke", "software-deployment-method: conda", "--retries", "3", "--", HELDOUT)
+    assert len(notes) == starts, shown
+
+
+@pytest.mark.parametrize(
     "line, before",
     [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv envs/gpu.sif ")],
 )
