@@ -39,7 +39,15 @@ case $kind in
             fail "Triton needs Python's headers, and $python has none: install python3-dev (Debian) or python3-devel (Red Hat)"
         if command -v nvidia-smi >/dev/null; then
             driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1) || fail "nvidia-smi fails: $driver"
-            at_least 580 "$driver" || fail "an NVIDIA driver 580 or newer is needed for CUDA 13.0, and this is $driver"
+            gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader)
+            old="an NVIDIA driver 580 or newer is needed for CUDA 13.0, and this is $driver"
+            if at_least 580 "$driver"; then
+                :
+            elif at_least 535 "$driver" && [[ ! $gpus =~ GeForce|RTX|TITAN|Quadro ]]; then
+                step "$old; on data-center GPUs NVIDIA's cuda-compat-13-0 does, if its folder comes first in LD_LIBRARY_PATH, also in jobs"
+            else
+                fail "$old"
+            fi
         else
             [ -n "${NO_DRIVER:-}" ] ||
                 fail "there is no NVIDIA driver here (no nvidia-smi); on a login node without GPUs say NO_DRIVER=1 make setup-gpu"

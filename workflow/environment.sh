@@ -3,6 +3,14 @@
 export PYTHONSAFEPATH=1 # no file of the working directory stands in for a library
 export PYTHONUTF8=1     # text is UTF-8, whatever the locale
 
+# A pod or a shell of torchrun has these; a job without a launcher would wait for ranks that never come.
+unset RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE ROLE_NAME
+unset MASTER_ADDR MASTER_PORT "${!TORCHELASTIC_@}" "${!PET_@}"
+
+# A socket of vLLM has a name of 37 characters in this folder, and its path at most 107.
+temporary=${TMPDIR-}
+((${#temporary} <= 70)) || export VLLM_RPC_BASE_PATH=${VLLM_RPC_BASE_PATH:-/tmp}
+
 export no_proxy=${no_proxy:-${NO_PROXY-}},127.0.0.1,localhost # requests to a server of the job's own take no proxy
 
 # No job asks the hub or downloads anything, but for rules that say so: `online python ...`.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import socket
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 # Timeout between ranks. The first alone hashes and writes a state (228 GB for 405B) or the checkpoint (421 GB), over an hour
 # on a slow disk; NCCL's default is 10 minutes.
 PATIENCE = datetime.timedelta(hours=2)
+JOINING = datetime.timedelta(minutes=10)  # to meet all ranks and add one number over them
 
 
 def compute_device() -> str:
@@ -52,14 +56,41 @@ def accelerator() -> str | None:
     return torch.cuda.get_device_name() if compute_device() == "cuda" else None
 
 
-def join_ranks(**alone: Any) -> None:
-    """Join the launcher's ranks; without a launcher, `alone` are arguments of `init_process_group`."""
+def join_ranks(limit: datetime.timedelta = JOINING, **alone: Any) -> None:
+    """Join the launcher's ranks and sum one number over them, so that a broken network shows before work begins.
+
+    The process ends with status 1 and a sentence on stderr if that takes too long.
+
+    Args:
+        limit: time for it.
+        alone: arguments of `init_process_group` without a launcher.
+    """
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    # Neither a lookup of names nor NCCL's connections have a limit that holds for every way in which they hang.
+    timer = threading.Timer(limit.total_seconds(), _give_up, [limit])
+    timer.daemon = True
+    timer.start()
     # DeepSpeed creates groups without a timeout.
     torch.distributed.distributed_c10d.default_pg_nccl_timeout = PATIENCE
     torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
+    count = torch.ones(1, device=compute_device())
+    torch.distributed.all_reduce(count)
+    count.item()  # waits for the GPU
+    timer.cancel()
+
+
+def _give_up(limit: datetime.timedelta) -> None:
+    where = {name: os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    print(
+        "error: rank {RANK} of {WORLD_SIZE} did not meet all others at {MASTER_ADDR}:{MASTER_PORT} ".format_map(where)
+        + f"from {socket.gethostname()} within {limit.total_seconds():.0f} seconds: look at the logs for ranks that did not "
+        "start, and at the network between the nodes (NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says more)",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)  # the main thread may hang in a library
 
 
 @contextlib.contextmanager

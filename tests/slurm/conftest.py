@@ -50,6 +50,7 @@ class Workflow:
         written = read_yaml(folder / "partitions.yaml")
         # A partition that others use for jobs without GPUs; here it is of the same nodes.
         del written["partitions"]["cpu"]["max_gpu"]
+        del written["partitions"]["spare"]  # cancels its jobs for others
         (folder / "partitions.yaml").write_text(yaml.safe_dump(written))
 
     def write(self):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import os
 import re
 import shutil
 import socket
@@ -112,6 +113,22 @@ def test_the_job_is_requeued(cluster, undisturbed, disturbed):
     assert [job["state"] for job in jobs_of(cluster, disturbed)] == ["COMPLETED"]  # the same job, begun again
 
 
+def test_a_job_that_is_cancelled_for_another_comes_back(cluster, undisturbed, disturbed):
+    disturbed.profile["set-resources"]["distill"] = {"slurm_partition": "spare"}
+    controller, step = begin(disturbed)
+    (job,) = jobs_of(cluster, disturbed)
+    other = run("sbatch", "--parsable", "--account=swiftkv", "--partition=h100", "--nodes=2", "--exclusive", "--output=/dev/null",
+                "--wrap=sleep 600").strip()  # fmt: skip
+    cluster.wait(lambda: cluster.job(job["id"])["JobState"] == "PREEMPTED", "the job is not preempted")
+    cluster.wait(lambda: cluster.job(job["id"])["JobState"] == "PENDING", "the job does not come back", 120)
+    run("scancel", other)
+    run("scontrol", "update", f"JobId={job['id']}", "StartTime=now")  # SLURM lets it wait two minutes
+    assert controller.wait(600) == 0
+    assert same_result(disturbed, undisturbed)
+    assert resumed(disturbed) >= step
+    assert [job["state"] for job in jobs_of(cluster, disturbed)] == ["COMPLETED"]
+
+
 def test_the_time_limit_comes(cluster, undisturbed, disturbed):
     """The first job may take three minutes; it saves its state before they are over, and the next one goes on."""
     disturbed.profile["set-resources"]["distill"] = {"runtime": "3 if attempt == 1 else 30"}
@@ -163,7 +180,11 @@ def test_slurmctld_is_gone_for_a_minute(cluster, undisturbed, disturbed):
     assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
 
 
-def test_ranks_on_two_nodes_meet_though_a_port_is_taken(cluster, undisturbed, disturbed):
+def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unknown(
+    cluster, undisturbed, disturbed, monkeypatch
+):
+    (disturbed.folder / "sitecustomize.py").write_text("import socket\nsocket.getfqdn = lambda *_: 'nowhere.invalid'\n")
+    monkeypatch.setenv("PYTHONPATH", str(disturbed.folder), prepend=os.pathsep)
     disturbed.override["models"]["tiny-random"]["nodes"]["distill"] = 2
     with socket.socket() as taken:
         taken.bind(("", 29500))  # torchrun's own choice

@@ -1,6 +1,7 @@
 """What this machine, SLURM or the hub lacks for a run is named before anything runs or is downloaded."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import httpx
 import pytest
 from huggingface_hub import constants, errors
 from tests.conftest import refused
-from tests.programs import write_program
+from tests.programs import ROOT, write_program
 from tests.unit.artifact_helpers import scale, typed
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, jobs
 
@@ -25,7 +26,7 @@ from pipeline.run.check import (
     other_libraries,
     problems_at_start,
 )
-from pipeline.run.jobs import PlannedJob, Profile
+from pipeline.run.jobs import PlannedJob, Profile, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES
 from swiftkv.cost import GIGA
@@ -101,11 +102,37 @@ def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluste
     assert "SLURM says" in sentence and "longest_runtime" in sentence
 
 
-def test_a_misspelt_limit_of_a_partition_is_one_sentence(cluster):
-    (cluster / "partitions.yaml").write_text("partitions: {h100: {max_gpus: 8}}")
+@pytest.mark.parametrize(
+    "partitions, words",
+    [
+        ("partitions: {h100: {max_gpus: 8}}", r"partitions.yaml: .*'max_gpus'"),
+        ("partitions: {cpu: {}, 2080: {max_gpu: 8}}", "partitions.yaml: .* name 2080 .* quotes"),
+        ("partitions: {on: {max_gpu: 8}}", "partitions.yaml.* quotes"),
+        ("partitions: {h100: {max_runtime: a day}}", "partitions.yaml: .*a day"),
+        ("partitions: [h100]", "partitions.yaml: .* mapping"),
+        (None, "partitions.yaml"),
+    ],
+)
+def test_a_partition_that_cannot_be_read_is_one_sentence_in_plan_and_at_the_start(cluster, partitions, words):
+    for name in ("profile.yaml", "site.yaml"):
+        shutil.copy(ROOT / "profiles/slurm" / name, cluster)
+    if partitions:
+        (cluster / "partitions.yaml").write_text(partitions)
     settings = SimpleNamespace(**vars(SETTINGS) | {"partition_config": cluster / "partitions.yaml"})
-    with refused(r"partitions.yaml: .*'max_gpus'"):
+    with refused(words):
         slurm.verdict(jobs(("pack", CPU_JOB)), settings)
+    with refused(words):
+        read_profile(cluster)
+
+
+def test_a_partition_that_cancels_preempted_jobs_is_noted(cluster, monkeypatch):
+    lines = []
+    for mode in ("REQUEUE", "OFF", "GANG,CANCEL"):
+        monkeypatch.setenv("PREEMPT", mode)
+        profile = Profile(cluster, slurm=SETTINGS, directory=cluster)
+        assert check_environment(Report(lines.append), profile, jobs(("pack", CPU_JOB))) == []
+    (line,) = (line for line in lines if line.startswith("note"))
+    assert "preempt" in line and " cpu " in line and "h100" not in line  # the partition of this job
 
 
 def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):

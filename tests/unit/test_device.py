@@ -1,8 +1,13 @@
-"""The number format that `auto` means, and the GPU of a rank."""
+"""The number format that `auto` means, the GPU of a rank, and ranks that do not meet."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from pipeline.measure.process import free_port
 from swiftkv import device
 
 
@@ -29,7 +34,32 @@ def test_a_rank_takes_the_gpu_of_its_place_on_its_node(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
+    monkeypatch.setattr(device, "compute_device", lambda: "cpu")  # there is none to add on
     monkeypatch.setenv("RANK", "13")
     monkeypatch.setenv("LOCAL_RANK", "5")
     device.join_ranks()
     assert taken == [5]
+
+
+JOIN = "from datetime import timedelta; from swiftkv.device import join_ranks; join_ranks(timedelta(seconds=4))"
+HANG = "import time, torch; torch.distributed.init_process_group('gloo'); time.sleep(60)"
+
+
+@pytest.mark.parametrize("other", [None, HANG], ids=["never comes", "hangs after the start"])
+def test_a_rank_that_is_left_alone_ends_with_one_sentence(other):
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def rank(number, code):
+        environment = os.environ | address | {"RANK": str(number)}
+        return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+
+    ranks = [rank(number, code) for number, code in enumerate((JOIN, other)) if code]
+    try:
+        _, said = ranks[0].communicate(timeout=50)
+    finally:
+        for process in ranks:
+            process.kill()
+    (sentence,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert ranks[0].returncode == 1 and "Traceback" not in said
+    assert "rank 0 of 2" in sentence and f"127.0.0.1:{address['MASTER_PORT']}" in sentence

@@ -1,13 +1,17 @@
 """Recipe, losses, the step, attention over packed rows, and when a training saves its state and stops, in this process."""
 
+import os
 import signal
 from itertools import pairwise
+from time import monotonic
+from time import time as now
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.conftest import as_trained, random_ids, refused, tiny_teacher
+from tests.programs import write_program
 from tests.unit.distill_helpers import RECIPE
 from torch.testing import assert_close
 
@@ -234,7 +238,7 @@ def run(time, clock, step, save, steps=10**5):
 @pytest.mark.parametrize("step, save", [(5, 10), (600, 2000)])
 def test_the_last_state_is_whole_before_the_job_ends(time, step, save):
     """However long a state takes, as long as one fits; and time is not thrown away."""
-    saved = run(time, Clock(20, 1000.0, 24 * 60), step, save)
+    saved = run(time, Clock(20, 1000.0 + 24 * 3600), step, save)
     left = 24 * 3600 - saved[-1]
     assert 0 <= left < 300 + 2 * save + 2 * step
 
@@ -248,8 +252,20 @@ def test_states_take_at_most_a_part_of_the_time(time):
         assert pause < min(between) <= max(between) <= pause + 60
     # Unless an earlier attempt has told, a job of two hours would not find out before its end, as its first state is its last.
     time.now = 1000.0
-    clock = Clock(240, 1000.0, 120, took=1500)
+    clock = Clock(240, 1000.0 + 2 * 3600, took=1500)
     assert run(time, clock, 60, 1500)[-1] <= 120 * 60 and clock.took == 1500
+
+
+def test_the_end_of_a_job_is_slurms_own(tmp_path, monkeypatch):
+    """Else it is counted from the start of the process, as without SLURM."""
+    later = now() + 5000
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    write_program(tmp_path / "squeue", f'[[ " $* " == *" 7 "* && $SLURM_TIME_FORMAT == %s ]] && echo {later:.0f}')
+    assert module.end_of_job(1) - monotonic() == pytest.approx(5000, abs=5)
+    for unlimited in ("echo NONE", "exit 1"):
+        write_program(tmp_path / "squeue", unlimited)
+        assert module.end_of_job(2) == pytest.approx(module.end_of_job(1) + 60) and module.end_of_job(None) is None
 
 
 def test_control_c_waits_for_the_state_and_a_second_one_does_not():

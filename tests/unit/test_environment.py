@@ -77,6 +77,10 @@ def setup_gpu(folder, replaced, word="gpu"):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+def driver(version, gpu):
+    return f'case "$1" in *driver_version*) echo {version};; *name*) echo {gpu};; esac'
+
+
 NO_HEADERS = 'case "$2" in *platform*) echo 3.13.1;; *Python.h*) exit 1;; esac'
 
 
@@ -89,13 +93,20 @@ NO_HEADERS = 'case "$2" in *platform*) echo 3.13.1;; *Python.h*) exit 1;; esac'
         ({"python3": "exit 1"}, "does not run"),
         ({"python3": NO_HEADERS}, "headers"),
         ({"nvidia-smi": None}, "NVIDIA driver"),
-        ({"nvidia-smi": "echo 575.57.08"}, "575.57.08"),
+        ({"nvidia-smi": driver("575.57.08", "NVIDIA GeForce RTX 4090")}, "575.57.08"),
+        ({"nvidia-smi": driver("530.30.02", "NVIDIA H100 80GB HBM3")}, "530.30.02"),
     ],
 )
 def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, named):
     ended = setup_gpu(tmp_path, replaced)
     assert ended.returncode == 1 and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1, ended.stderr
     assert named in ended.stderr and not (tmp_path / ".venv").exists()
+
+
+def test_setup_goes_on_with_a_driver_that_cuda_compat_is_for_and_says_so(tmp_path):
+    said = setup_gpu(tmp_path, {"nvidia-smi": driver("550.54.15", "NVIDIA A100-SXM4-80GB")}).stdout
+    note, going_on, *_ = said.splitlines()
+    assert "550.54.15" in note and "cuda-compat-13" in note and "creating .venv" in going_on
 
 
 @pytest.mark.parametrize("place, said", [(".venv", "there is no NVIDIA driver"), ("shared", "error: .venv is a link")])

@@ -1,6 +1,8 @@
 """Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
 import contextlib
+import ctypes
+import mmap
 import os
 import re
 
@@ -15,7 +17,7 @@ from tests.unit.score_helpers import SHAPE
 from transformers import AutoModel, AutoModelForCausalLM
 
 from pipeline.sources import check_checkpoint
-from swiftkv.io import read_json, write_json
+from swiftkv.io import PIECE, read_ahead, read_json, write_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_model
 from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
@@ -283,3 +285,25 @@ def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_
     same = ("architectures", "model_type", "swiftkv", "num_key_value_layers", "key_value_group_size")
     assert {key: ours[key] for key in same} == {key: config[key] for key in same}
     assert not [key for key in ours if key.startswith("swiftkv_")]
+
+
+def test_a_checkpoint_that_was_read_ahead_is_in_the_page_cache(tmp_path):
+    def cached(file):
+        """Whether all pages of a mapped file are in memory."""
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+            pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+            start = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
+            assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), pages) == 0
+            del first
+            return all(page & 1 for page in pages)
+
+    files = [tmp_path / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file in files:
+        with file.open("wb") as opened:
+            opened.write(bytes(2 * PIECE + 10 * mmap.PAGESIZE))
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if any(map(cached, files)):
+        pytest.skip("this file system keeps its files in memory")
+    read_ahead(tmp_path)
+    assert all(map(cached, files))

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from tests.conftest import refused
 from tests.programs import ROOT, read_yaml, run, snakemake, write_program
 
 from pipeline import gpus
@@ -126,6 +127,15 @@ def test_a_job_takes_no_more_gpus_than_it_asks_for(monkeypatch, visible, taken):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     gpus.compute_with(None, 2)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+
+
+def test_parts_of_a_gpu_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4f2a9b3c-5d1e-5b6f-8a7c-0123456789ab")
+    with refused("a part of a GPU"):
+        gpus.compute_with(None, 1)
+    gpus.compute_with(None, None)
+    gpus.compute_with(None, 0)
 
 
 def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(tmp_path):

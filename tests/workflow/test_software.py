@@ -79,6 +79,22 @@ def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
 
 
 @pytest.mark.parametrize(
+    "said, starts",
+    [
+        ("echo error: no license", 2),
+        ("echo error: stopped after step $number", 4),
+        ("echo Traceback", 4),  # a crash may pass
+        ("((number % 2)) && echo error: no license", 4),
+    ],
+)
+def test_a_job_that_fails_twice_in_a_row_with_one_sentence_is_not_tried_again(project, said, starts):
+    script = f'echo start >> "$NOTES"; number=$(wc -l < "$NOTES"); {said}; exit 1\n'
+    write_program(project / ".conda/bin/python", script)
+    notes, shown = start(project, "smoke", "software-deployment-method: conda", "--retries", "3", "--", HELDOUT)
+    assert len(notes) == starts, shown
+
+
+@pytest.mark.parametrize(
     "line, before",
     [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv envs/gpu.sif ")],
 )
@@ -125,7 +141,7 @@ def test_an_environment_that_is_not_there_is_one_sentence_before_any_job(project
 
 def job(command, **variables):
     clean = {name: os.environ[name] for name in ("PATH", "HOME")} | {"HF_HUB_OFFLINE": "0"}
-    script = f'. "{ROOT}/workflow/environment.sh"; {command}'
+    script = f'set -euo pipefail; . "{ROOT}/workflow/environment.sh"; {command}'
     run = subprocess.run(["bash", "-c", script], env=clean | variables, capture_output=True, text=True)
     return run.stdout, run.stderr
 
@@ -143,6 +159,26 @@ def test_text_of_jobs_is_utf8_in_any_locale(tmp_path):
     code = "from swiftkv.io import read_json, write_json; write_json('a', chr(0x2013)); print(ascii(read_json('a')))"
     done = run(sys.executable, "-c", code, cwd=tmp_path, **latin)
     assert done.stdout == "'\\u2013'\n", done.stderr
+
+
+def test_a_job_started_by_a_rank_or_in_a_pod_is_no_rank():
+    names = "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_USE_AGENT_STORE PET_NNODES"
+    printed, said = job("env", **dict.fromkeys(names.split(), "1"), TORCH_LOGS="+dynamo")
+    left = {line.partition("=")[0] for line in printed.splitlines()}
+    assert not left & {*names.split()} and "TORCH_LOGS" in left and not said
+
+
+def test_sockets_of_vllm_have_paths_that_the_kernel_takes(tmp_path):
+    place = tmp_path / ("scratch-of-the-job" * 5)
+    place.mkdir()
+    code = (
+        "import socket; from vllm.utils.network_utils import get_open_zmq_ipc_path as path; "
+        "socket.socket(socket.AF_UNIX).bind(file := path().removeprefix('ipc://')); __import__('os').remove(file)"
+    )
+    _, said = job(f'{sys.executable} -c "{code}"', TMPDIR=str(place))
+    assert "Error" not in said, said
+    assert job("echo $VLLM_RPC_BASE_PATH", TMPDIR=str(place), VLLM_RPC_BASE_PATH="/own")[0] == "/own\n"
+    assert job("echo ${VLLM_RPC_BASE_PATH-}", TMPDIR="/tmp")[0] == "\n"
 
 
 def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):

@@ -30,8 +30,14 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
         gpus: how many GPUs of this node the process may see, the first ones; 0 hides all, None changes nothing.
 
     Raises:
-        UserError: there are fewer GPUs than the job asked for.
+        UserError: there are fewer GPUs than the job asked for, or parts of GPUs.
     """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if gpus and "MIG-" in visible:
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES on {socket.gethostname()} is {visible}, a part of a GPU (MIG), on which nothing here was "
+            "tested: ask for whole GPUs, by gpu_model or constraint under gpu_jobs.resources of the site file"
+        )
     if gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
@@ -43,7 +49,7 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
         why = "`nvidia-smi` there and CUDA_VISIBLE_DEVICES say more" if torch.version.cuda else FOR_THE_PROCESSOR
         raise UserError(f"this job asks for {gpus} GPUs and sees {found} on {socket.gethostname()}; {why}")
     if gpus and found > gpus:
-        names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(found)))
+        names = visible or ",".join(map(str, range(found)))
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names.split(",")[:gpus])
 
 

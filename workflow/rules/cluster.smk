@@ -86,7 +86,8 @@ def launcher(w, resources):
     # How long torchrun lets its ranks save their state when it is told to end: as long as the cluster does, not 30 seconds.
     patience = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600"
     if resources.nodes == 1:
-        return f"{patience} torchrun --standalone --nproc-per-node {resources.gpu}"
+        # Ranks would look for this machine's full name, which need not have an address.
+        return f"{patience} torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {resources.gpu}"
     free_port = "from pipeline.measure.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
@@ -95,14 +96,16 @@ def launcher(w, resources):
     on_nodes = f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1"
     # torchrun would try for 90 seconds, and not name the host for which a node knows no address.
     unknown = "error: a node of this job, named above, finds no address of $(hostname), on which the ranks meet"
+    # Without --master-addr ranks would meet at the full name of any node, which others need not know.
+    torchrun = """bash -c 'exec torchrun --node-rank "$SLURM_NODEID" "$@"' torchrun"""
     # At the end torchrun warns, with host names and folders, where another node's was gone first; errors are still said.
     return (
         f'{on_nodes} getent hosts "$(hostname)" > /dev/null || {{ echo "{unknown}"; exit 1; }}; '
-        f"{patience} TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
+        f"{patience} TORCH_LOGS=-torch.distributed.elastic "
         f"{on_nodes} --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
-        + f'"${{IN_IMAGE[@]}}" torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d '
-        f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
+        + f'"${{IN_IMAGE[@]}}" {torchrun} --nnodes {nodes} --nproc-per-node {gpus} '
+        f'--master-addr "$(hostname)" --master-port "$(python -c "{free_port}")"'
     )
 
 
@@ -126,10 +129,12 @@ def planned(job):
     return planned(job.rule.name, job.wildcards_dict, job)
 
 
+@command_line
 def refuse_what_cannot_run():
     """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
     from pipeline.run.check import problems_at_start
     from pipeline.gpus import python_of_jobs
+    from pipeline.run import slurm
     from pipeline.run.jobs import Profile
 
     executor = workflow.executor_plugin.name
@@ -158,6 +163,8 @@ def refuse_what_cannot_run():
         )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))
+    if executor == "slurm":
+        slurm.requeue_preempted(workflow.workdir_init)
     if TERMINAL:
         hand_over_progress(profile)
 

@@ -1,6 +1,7 @@
 """Error messages for unknown targets and missing profiles."""
 
 from pipeline.run import targets
+from pipeline.run.retries import Retries
 
 
 @command_line
@@ -18,6 +19,7 @@ def refuse_unknown_names():
             **{f"the profile's set-resources of {rule}": names for rule, names in set_resources.items()},
         },
     )
+    logger.addFilter(Retries(workflow))
     # Before other filters, so that those see the reason too.
     logger.filters.insert(0, lambda record: targets.explain(scale, record))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
+import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 
+from swiftkv import STARTED
 from swiftkv.device import ranks
 from swiftkv.distill.recipe import PAUSE
 
@@ -23,7 +27,7 @@ COLUMNS = (
 # Sent by schedulers before they take a machine away, and by Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 INTERVAL = 20.0  # seconds between two lines of progress
-SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the job
+SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the time left
 
 
 def say(sentence: str) -> None:
@@ -76,6 +80,24 @@ class Progress:
         say(", ".join(parts))
 
 
+def end_of_job(minutes: float | None) -> float | None:
+    """Return when this job will be killed, in seconds of `time.monotonic()`; None means never.
+
+    SLURM says when its own jobs end, for which a process of theirs starts too late to count.
+
+    Args:
+        minutes: time limit of a process outside SLURM; None means no limit.
+    """
+    if job := os.environ.get("SLURM_JOB_ID"):
+        command = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+        seconds = os.environ | {"SLURM_TIME_FORMAT": "%s"}
+        # There may be no squeue in an image, and a job without a limit has no number.
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            told = subprocess.run(command, env=seconds, capture_output=True, text=True, timeout=60)
+            return time.monotonic() + int(told.stdout) - time.time()
+    return None if minutes is None else STARTED + 60 * minutes
+
+
 class Clock:
     """Decides after every optimizer step whether to save the state or to stop; a context manager that catches signals.
 
@@ -83,19 +105,18 @@ class Clock:
         took: seconds to gather and write the last state; 0 before the first.
     """
 
-    def __init__(self, every: float, started: float = 0.0, minutes: float | None = None, took: float = 0.0) -> None:
+    def __init__(self, every: float, end: float | None = None, took: float = 0.0) -> None:
         """Start the clock.
 
         Args:
             every: minutes between two states.
-            started: `time.monotonic()` at the start of the job.
-            minutes: time limit of the job; None means no limit.
+            end: `time.monotonic()` at the end of the job; None means no end.
             took: seconds of a state in an earlier attempt.
         """
         self.took = took
         self._every, self._saved = 60 * every, time.monotonic()
         self._known = self._saved  # start of the current step
-        self._end = None if minutes is None else started + 60 * minutes - min(SPARE, 0.2 * 60 * minutes)
+        self._end = None if end is None else end - min(SPARE, 0.2 * (end - self._saved))
         self._signal: int | None = None
 
     def __enter__(self) -> Clock:

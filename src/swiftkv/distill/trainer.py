@@ -18,19 +18,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from swiftkv import STARTED
 from swiftkv.device import accelerator, compute_device, join_ranks, rank, ranks
 from swiftkv.distill.attention import choose
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, say
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, end_of_job, say
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, read_json
+from swiftkv.io import atomic_path, read_ahead, read_json
 from swiftkv.models import load_base, load_tokenizer, save_model
 from swiftkv.models.saving import try_saving
 from swiftkv.models.sharing import base_dtype
@@ -79,7 +78,8 @@ def train(
         loss_log: output CSV of the losses.
         teacher_states: stored states of the teacher, for recipes that use them.
         moments: file of `Moments`, for recipes with a fitted start.
-        minutes: time limit; the state is saved and the training stops before. None means no limit.
+        minutes: time limit outside SLURM, which states its own; the state is saved and the training stops before. None means
+            no limit.
 
     Returns:
         Facts about the training; None on ranks other than the first.
@@ -108,6 +108,11 @@ def train(
         stored = TeacherStates(teacher_states, spec, model, data, recipe)
     state = TrainingState(state_dir, fingerprint(recipe, spec, model, data))
     tokenizer = load_tokenizer(model)
+    start_distributed()
+    first = rank() == 0
+    if os.environ["LOCAL_RANK"] == "0":
+        read_ahead(model)
+    torch.distributed.barrier()
     base = load_base(model, dtype=recipe.torch_dtype)
     start = None
     if recipe.start == "fitted":
@@ -118,10 +123,8 @@ def train(
         start = fitted_values(base, spec, statistics)
     step = FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
     dtype, shared = base_dtype(model), model if recipe.train == "qkv" else None
-    # Before the ranks are joined: afterwards all but the first would write nothing.
-    try_saving(step.student, checkpoint, tokenizer, dtype, shared)
-    start_distributed()
-    first = rank() == 0
+    if first:  # transformers writes nothing on the others
+        try_saving(step.student, checkpoint, tokenizer, dtype, shared)
     if first and not state.checkpoints and state.others:
         say(f"the state kept in {state_dir} is of another recipe, spec, model or data set: training from the start")
     engine = make_engine(step, recipe)
@@ -134,7 +137,9 @@ def train(
     tokens, seconds = position["tokens"], position["seconds"]
     spent = position["machines"]
     machines = Counter({(count, name): time_spent for count, name, time_spent in spent})
-    with Clock(recipe.checkpoint_minutes, STARTED, minutes, position["state_seconds"]) as clock:
+    # Asked once, as its answer reaches all ranks through the clock.
+    end = end_of_job(minutes) if first else None
+    with Clock(recipe.checkpoint_minutes, end, position["state_seconds"]) as clock:
         for number in range(position["step"], total):
             begin = time.monotonic()
             result = loop.run(number)

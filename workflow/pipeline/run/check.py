@@ -137,8 +137,14 @@ def check_environment(report: Report, profile: Profile, jobs: Sequence[PlannedJo
         report.show("note  request: not checked, as SLURM does not answer")
         return []
     report.check("queue", slurm.earlier_jobs, profile.directory)
+    submitted = [job for job in jobs if not job.local]
     try:
-        refused, waiting = slurm.verdict([job for job in jobs if not job.local], profile.slurm)
+        refused, waiting = slurm.verdict(submitted, profile.slurm)
+        if partitions := slurm.cancelling(submitted, profile.slurm):
+            report.show(
+                f"note  preemption: {', '.join(partitions)} cancels jobs that it preempts (PreemptMode=CANCEL); they are "
+                "put back into the queue as long as Snakemake runs"
+            )
     except UserError as error:
         refused, waiting = [str(error)], []
     for sentence in refused:

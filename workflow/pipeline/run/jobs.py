@@ -184,6 +184,8 @@ def read_profile(name: str | Path, configfiles: Sequence[str] = ()) -> Profile:
         except SystemExit:
             sentence = said.getvalue().strip().rpartition("\n")[2]
             raise UserError(f"Snakemake cannot read the profile {str(folder)!r}: {sentence}") from None
+    if slurm:
+        read_partitions(slurm.partition_config)
     cluster = args.executor not in (None, "local")
     limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}
     return Profile(
@@ -197,6 +199,25 @@ def read_profile(name: str | Path, configfiles: Sequence[str] = ()) -> Profile:
         python=tuple(python_of_jobs(map(str, args.software_deployment_method), PROJECT)),
         slurm=slurm,
     )
+
+
+def read_partitions(file: Path | None) -> list[Any]:
+    """Read the file of the partitions as Snakemake's SLURM plugin does; none without a file.
+
+    Raises:
+        UserError: it is not valid.
+    """
+    from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.partitions import read_partition_file
+
+    if file is None:
+        return []
+    if other := [name for name in load_yaml(file).get("partitions") or [] if not isinstance(name, str)]:
+        raise UserError(f"{file}: YAML does not read the partition's name {other[0]} as text: write it in quotes")
+    try:
+        return read_partition_file(file)
+    except (WorkflowError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def refuse_replaced_configuration(words: Sequence[str], files: Iterable[str | Path]) -> None:

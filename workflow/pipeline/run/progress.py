@@ -13,6 +13,7 @@ from pipeline.artifacts.metrics import some
 from pipeline.measure.turns import QUIET
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
+from pipeline.run.retries import own_error
 from swiftkv.cost import GIGA
 from swiftkv.io import text_of
 
@@ -183,8 +184,7 @@ class Progress:
     def _error(self, number: int) -> str:
         """Why a step failed: its program's own sentence, else the last line of its output."""
         lines = self._lines(number)
-        own = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (own or lines or ["it said nothing; it may have been killed"])[-1]
+        return own_error(lines) or (lines or ["it said nothing; it may have been killed"])[-1]
 
 
 def _shown(job: PlannedJob) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.run.jobs import PlannedJob
+from pipeline.run.jobs import PlannedJob, read_partitions
 from swiftkv.errors import UserError
 
 JOB_NAME = "check"
 PROGRAMS = ("sbatch", "squeue", "scontrol")
 ANSWER_SECONDS = 60  # a busy controller may take this long
+LOOK_SECONDS = 30  # between looks for preempted jobs, which SLURM forgets after five minutes or more (MinJobAge)
 # SLURM's messages where no node fits a job just now; a submitted job waits for one, for ever if none ever fits.
 PASSING = (
     "Required node not available",
@@ -51,19 +56,16 @@ def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...],
         UserError: the plugin refuses a job's resources, or the file of the partitions.
     """
     from snakemake.exceptions import WorkflowError
-    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
     found: dict[tuple[str, ...], list[PlannedJob]] = {}
-    try:
-        known = read_partition_file(settings.partition_config) if settings.partition_config else []
-    except (WorkflowError, TypeError) as error:
-        raise UserError(f"{settings.partition_config}: {error}") from None
+    known = read_partitions(settings.partition_config)
     for job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
         # The plugin compares a job with the limits of a partition only where it chooses one.
-        if fitting := [one for one in known if partition in (None, one.name)]:
+        if fitting := [one for one in known if partition is None or str(partition) == one.name]:
             partition = get_best_partition(fitting, job, SILENT)
         parameters = {
             "run_uuid": JOB_NAME,
@@ -151,13 +153,7 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
     Raises:
         UserError: there are some; it names them.
     """
-    status, said = _run("squeue", "--me", "--noheader", "--format", "%i|%Z|%k")
-    if status:
-        raise UserError(f"SLURM does not say which of your jobs are in the queue: {_message(said)}")
-    found = {}
-    for number, where, comment in re.findall(r"(\S+)\|(.*)\|(?:rule|group)_(.*)", said):
-        if os.path.realpath(where) == os.path.realpath(folder):
-            found[number] = comment.partition("_wildcards")[0]
+    found = _jobs(folder)
     if found:
         named = ", ".join(f"{number} ({rule})" for number, rule in found.items())
         raise UserError(
@@ -165,6 +161,59 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
             f"wait until they have ended, or end them with `scancel {' '.join(found)}`, and run again"
         )
     return "no job of an earlier run is in the queue"
+
+
+def cancelling(jobs: Iterable[PlannedJob], settings: Any) -> list[str]:
+    """Return the partitions of some jobs that cancel preempted jobs, in place of putting them back into the queue.
+
+    Args:
+        jobs, settings: as in `requests`.
+    """
+    used = {words[words.index("-p") + 1] for words in requests(jobs, settings) if "-p" in words}
+    _, said = _run("scontrol", "show", "partition")
+    found = {text.split()[0] for text in said.split("PartitionName=")[1:] if re.search(r"PreemptMode=\S*CANCEL", text)}
+    return sorted(used & found)
+
+
+def requeue_preempted(folder: str | os.PathLike) -> None:
+    """Put this directory's jobs back into the queue when SLURM cancels them for others, from a thread of this process.
+
+    Snakemake's plugin leaves that to SLURM and waits for them forever.
+
+    Raises:
+        UserError: SLURM does not answer.
+    """
+    earlier, told = _jobs(folder, "--states=PREEMPTED"), set[str]()
+
+    def watch() -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            with contextlib.suppress(UserError):  # the controller may be away
+                for job, rule in _jobs(folder, "--states=PREEMPTED").items():
+                    if job not in earlier:
+                        status, said = _run("scontrol", "requeue", job)
+                        if status and job not in told:
+                            told.add(job)
+                            why = f"preempted job {job} ({rule}) is not back in the queue: {_message(said)}"
+                            print(f"warning: {why}; trying again every {LOOK_SECONDS} seconds", file=sys.stderr)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _jobs(folder: str | os.PathLike, *options: str) -> dict[str, str]:
+    """Return the rules of this working directory's jobs by number: of those in the queue, or as options of squeue say.
+
+    Raises:
+        UserError: SLURM does not say.
+    """
+    status, said = _run("squeue", "--me", "--noheader", "--format", "%i|%Z|%k", *options)
+    if status:
+        raise UserError(f"SLURM does not say which of your jobs are in the queue: {_message(said)}")
+    return {
+        number: comment.partition("_wildcards")[0]
+        for number, where, comment in re.findall(r"(\S+)\|(.*)\|(?:rule|group)_(.*)", said)
+        if os.path.realpath(where) == os.path.realpath(folder)
+    }
 
 
 def _run(*command: str) -> tuple[int, str]:
