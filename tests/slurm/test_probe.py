@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.programs import write_program
@@ -17,9 +16,8 @@ SUBJECTS = {"gpus", "libraries", "compiler", "modules", "TMPDIR", "read", "resul
 @pytest.fixture
 def probed(cluster, workflow):
     """A function that probes for a training of two nodes, with changes of the environment; its lines and exit status."""
-    workflow.override["models"]["tiny-random"] |= {"gpus": {"distill": 4, "score": 1, "serve": 0}}
-    workflow.override["models"]["tiny-random"]["nodes"] = {"distill": 2}
-    workflow.override["recipes"]["distillation"]["batch_size"] = 4
+    for key in ("gpus", "nodes"):
+        workflow.override["models"]["tiny-random"][key]["distill"] = 2
     workflow.profile["retries"] = 2
     workflow.write()
 
@@ -52,10 +50,10 @@ def test_all_is_right(cluster, probed, workflow):
     assert status == 0 and not failed(lines)
     for node in NODES:
         assert {subject for _, subject, where, _ in lines if where == node} == SUBJECTS
-    assert [text for _, subject, _, text in lines if subject == "all-reduce" and "4 ranks" in text]
+    assert [text for _, subject, _, text in lines if subject == "all-reduce" and "2 ranks" in text]
     job = cluster.job(cluster.jobs()[-1]["id"])
     assert job["NumNodes"] == "2" and job["Partition"] == "h100" and job["TimeLimit"] <= "00:05:00"
-    assert cluster.jobs()[-1]["gpus"] == "gres:gpu:h100:4"
+    assert cluster.jobs()[-1]["gpus"] == "gres:gpu:h100:2"
     assert not list(workflow.folder.rglob(".probe"))
 
 
