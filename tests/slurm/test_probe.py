@@ -57,41 +57,37 @@ def test_all_is_right(cluster, probed, workflow):
     assert not list(workflow.folder.rglob(".probe"))
 
 
-def test_no_headers_and_modules_of_another_cuda(probed, tmp_path):
+def test_no_headers_another_cuda_and_a_full_folder_for_temporary_files(probed, tmp_path):
     compiler = write_program(
         tmp_path / "cc", 'for word; do [[ $word == -I* ]] || words+=("$word"); done; exec gcc "${words[@]}"'
     )
-    (tmp_path / "cuda").mkdir()
+    for name in ("cuda", "small"):
+        (tmp_path / name).mkdir()
     (tmp_path / "cuda/libcudart.so.12").touch()
-    lines, status = probed(CC=str(compiler), LD_LIBRARY_PATH=str(tmp_path / "cuda"))
-    assert status != 0 and failed(lines) == {"compiler", "modules"}
+    run("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "small"))
+    try:
+        lines, status = probed(CC=str(compiler), LD_LIBRARY_PATH=str(tmp_path / "cuda"), TMPDIR=str(tmp_path / "small"))
+    finally:
+        run("umount", "--lazy", str(tmp_path / "small"))
+    assert status != 0 and failed(lines) == {"compiler", "modules", "TMPDIR"}
     assert any("Python.h" in text for _, subject, _, text in lines if subject == "compiler")
 
 
-def test_a_full_folder_for_temporary_files(probed, tmp_path):
-    (tmp_path / "small").mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "small"))
-    try:
-        lines, status = probed(TMPDIR=str(tmp_path / "small"))
-    finally:
-        run("umount", "--lazy", str(tmp_path / "small"))
-    assert status != 0 and failed(lines) == {"TMPDIR"}
-
-
-def test_a_name_that_does_not_resolve(probed, tmp_path):
-    code = "import os, socket\nif os.environ.get('SLURM_NODEID') == '1': socket.gethostname = lambda: 'nowhere.invalid'"
+def test_a_name_that_does_not_resolve_and_a_rank_that_hangs(probed, tmp_path):
+    code = """
+import os, socket, time
+if "RANK" not in os.environ and os.environ.get("SLURM_NODEID") == "1":
+    socket.gethostname = lambda: "nowhere.invalid"
+if os.environ.get("RANK") == "1":
+    time.sleep(3600)
+"""
     lines, status = probed(**customized(tmp_path, code))
-    assert status != 0 and failed(lines) == {"names", "modules"}
+    assert status != 0 and failed(lines) == {"names", "all-reduce", "modules"}
     assert {where for _, subject, where, text in lines if subject == "names" and "nowhere.invalid" in text} == {*NODES}
 
 
-def test_a_rank_that_hangs(probed, tmp_path):
-    code = "import os, time\nif os.environ.get('RANK') == '1': time.sleep(3600)"
-    lines, status = probed(**customized(tmp_path, code))
-    assert status != 0 and failed(lines) == {"all-reduce", "modules"}
-
-
 def test_a_node_that_hangs(probed, tmp_path):
-    code = "import os, time\nif os.environ.get('SLURM_NODEID') == '1' and 'RANK' not in os.environ: time.sleep(3600)"
+    code = "import os, time\nif os.environ.get('SLURM_NODEID') == '1': time.sleep(3600)"
     lines, status = probed(**customized(tmp_path, code))
-    assert status != 0 and {"nodes", "results", "HF_HOME"} <= failed(lines)
+    assert status != 0 and failed(lines) == {"nodes", "results", "HF_HOME", "all-reduce", "modules"}
+    assert {where for _, _, where, _ in lines} == {NODES[0], ""}

@@ -65,12 +65,12 @@ def check_node(nodes: int, gpus: int, results: Path) -> None:
     checks: list[tuple[str, int, str, Callable[[], str]]] = [
         ("gpus", 30, "see `nvidia-smi` there, its driver and gpu_model of site.yaml", partial(check_gpus, gpus)),
         ("libraries", 60, "make the environment anew, or use the image (docs/environment.md)", check_libraries),
-        ("compiler", 10, "install gcc and python3-dev there, or use the image (docs/environment.md)", check_compiler),
-        ("modules", 10, "`module purge` or unset it before the run", check_modules),
+        ("compiler", 30, "install gcc and python3-dev there, or use the image (docs/environment.md)", check_compiler),
+        ("modules", 30, "`module purge` or unset it before the run; CUDA_HOME may name a toolkit", check_modules),
         ("TMPDIR", 10, "set TMPDIR to another folder of the node", partial(check_temporary, temporary)),
         ("read", 20, "see the file system there", partial(check_reading, cache.parent, results)),
-        ("results", EXCHANGE_SECONDS + 5, shared, partial(check_shared, results, nodes)),
-        ("HF_HOME", EXCHANGE_SECONDS + 5, shared, partial(check_shared, cache, nodes)),
+        ("results", EXCHANGE_SECONDS + 5, shared, partial(check_shared, results, nodes, EXCHANGE_SECONDS)),
+        ("HF_HOME", 10, shared, partial(check_shared, cache, nodes, 5)),
         ("names", 20, "add it to the cluster's DNS or to /etc/hosts there", partial(check_names, results, nodes)),
     ]
     for subject, seconds, mend, function in checks:
@@ -145,14 +145,16 @@ def check_modules() -> str:
             raise OSError(f"LD_LIBRARY_PATH has {folder}, whose CUDA comes before that of the environment")
     import torch
 
-    nvcc = shutil.which("nvcc")
+    # Where FlashInfer looks
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc", path=f"{home}/bin" if home else f"{os.environ['PATH']}:/usr/local/cuda/bin")
     if nvcc is None:
-        return "none in PYTHONPATH, LD_LIBRARY_PATH or PATH"
+        return "none of other packages or another CUDA; no nvcc"
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     release = match[1] if (match := re.search(r"release ([\d.]+)", version)) else "unknown"
     if torch.version.cuda and release.split(".")[0] != torch.version.cuda.split(".")[0]:
         raise OSError(f"{nvcc} is of CUDA {release} and torch of {torch.version.cuda}, so FlashInfer cannot compile")
-    return f"{nvcc} of CUDA {release}"
+    return f"none of other packages or another CUDA; {nvcc} of CUDA {release}"
 
 
 def check_temporary(folder: Path) -> str:
@@ -195,20 +197,20 @@ def leave(folder: Path, node: int) -> None:
         pass  # check_shared tells
 
 
-def hosts(folder: Path, nodes: int) -> list[str]:
-    """Return the host names that all nodes left in a folder, as far as they are there after a while."""
-    files, deadline = [folder / f"node-{node}" for node in range(nodes)], time.monotonic() + EXCHANGE_SECONDS
-    while not all(file.exists() for file in files) and time.monotonic() < deadline and folder.is_dir():
+def hosts(folder: Path, nodes: int, seconds: float = 0) -> list[str]:
+    """Return the host names that nodes left in a folder; wait some seconds for those of all."""
+    files, deadline = [folder / f"node-{node}" for node in range(nodes)], time.monotonic() + seconds
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
         time.sleep(0.5)
     return [file.read_text(encoding="utf-8") for file in files if file.exists()]
 
 
-def check_shared(folder: Path, nodes: int) -> str:
-    """Check that all nodes and the node of `make probe` see the same folder."""
+def check_shared(folder: Path, nodes: int, seconds: float) -> str:
+    """Check that the nodes and the machine of `make probe` see the same folder; wait some seconds for other nodes."""
     place = folder.parent.absolute()
     if not folder.is_dir():
         raise OSError(f"{place} is not the folder of this name where `make probe` runs")
-    seen = len(hosts(folder, nodes))
+    seen = len(hosts(folder, nodes, seconds))
     if seen < nodes:
         raise OSError(f"{place} shows the files of {seen} of {nodes} nodes")
     return f"{place} is seen by all nodes, {shutil.disk_usage(folder).free / GIGA:.0f} GB free"
