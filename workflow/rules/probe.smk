@@ -1,32 +1,18 @@
 """A short job that checks what a run meets on its nodes, started by `make probe` (docs/cluster.md)."""
 
-import shlex
-
-
-def on_each_node(w, resources):
-    """Return the command that checks each node of the job, in the image that its Python is in."""
-    from pipeline.run.probe_rank import EXCHANGE
-
-    nodes, gpus = resources.nodes, resources.gpu // resources.nodes
-    steps = f"srun --overlap --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} "
-    shared = shlex.quote(f"{scale.pathvars.results}/{EXCHANGE}")
-    return (
-        steps if nodes > 1 else ""
-    ) + f'"${{IN_IMAGE[@]}}" python -m pipeline.run.probe_rank {nodes} {gpus} {shared}'
-
 
 rule probe:
     """Check the nodes of the largest job, and let its ranks meet; `make probe` says how large it is."""
     log:
         "<logs>/probe.log",
-    # In no image on one node either: each command is started in it.
+    # In none: its commands start the image themselves, as srun has to on several nodes.
     container:
-        None
+        lambda w: None
     resources:
         gpu=1,
         nodes=1,
     params:
-        nodes=on_each_node,
+        nodes=node_check,
         ranks=lambda w, resources: ('"${IN_IMAGE[@]}" env ' if resources.nodes == 1 else "")
         + f"{launcher(w, resources)} -m pipeline.run.probe_rank",
     shell:
