@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.run import slurm
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config
+from pipeline.run.plan import count
 from pipeline.run.probe_rank import EXCHANGE
 from swiftkv.errors import UserError
 from swiftkv.io import text_of
@@ -37,8 +38,9 @@ def probe(profile: Profile, targets: Sequence[str] = ()) -> None:
     job = largest(plan_jobs(profile, targets))
     resources = probe_resources(job, profile.slurm)
     words = [f"probe:{name}={value!r}" for name, value in resources.items()]
-    shown = ", ".join(f"{name} {resources[name]}" for name in ("slurm_partition", "slurm_account") if name in resources)
-    print(f"{resources.get('nodes', 1)} nodes with {job.gpus} GPUs in all, as for rule {job.rule}; {shown}", flush=True)
+    shown = [f", {name} {resources[name]}" for name in ("slurm_partition", "slurm_account") if name in resources]
+    size = f"{count(resources.get('nodes') or 1, 'node')} with {count(job.gpus, 'GPU')}"
+    print(f"waiting for a job of {size} in all, as rule {job.rule} takes{''.join(shown)}", flush=True)
     log = profile.directory / config.pathvars.logs / "probe.log"
     log.unlink(missing_ok=True)
     results = profile.directory / config.pathvars.results
@@ -48,7 +50,8 @@ def probe(profile: Profile, targets: Sequence[str] = ()) -> None:
             [sys.executable, "-m", "snakemake", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     lines = text_of(log).splitlines()
-    if run.returncode and not any(line.startswith("FAIL") for line in lines):
+    ended = not run.returncode and any(line.startswith("ok    all-reduce") for line in lines)
+    if not ended and not any(line.startswith("FAIL") for line in lines):
         lines += [*run.stdout.splitlines()[-20:], "FAIL  job: it did not run to its end; see the lines above"]
     print("\n".join(lines))
     if failed := sum(line.startswith("FAIL") for line in lines):
