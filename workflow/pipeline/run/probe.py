@@ -52,7 +52,7 @@ def probe(profile: Profile, targets: Sequence[str] = ()) -> None:
     lines = text_of(log).splitlines()
     ended = not run.returncode and any(line.startswith("ok    all-reduce") for line in lines)
     if not ended and not any(line.startswith("FAIL") for line in lines):
-        lines += [*run.stdout.splitlines()[-20:], "FAIL  job: it did not run to its end; see the lines above"]
+        lines += [*run.stdout.splitlines(), "FAIL  job: it did not run to its end; see the lines above"]
     print("\n".join(lines))
     if failed := sum(line.startswith("FAIL") for line in lines):
         raise UserError(f"{failed} checks of {log} failed; mend what they name and probe again")
