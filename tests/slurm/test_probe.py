@@ -1,5 +1,6 @@
 """`make probe` on a real SLURM: a line for each check of each node, and one for each planted fault."""
 
+import os
 import re
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def customized(folder, code):
     """Let every Python of a job run some code as it starts, as a module's PYTHONPATH may."""
     (folder / "modules").mkdir()
     (folder / "modules/sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": f"{folder / 'modules'}"}
+    return {"PYTHONPATH": f"{folder / 'modules'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
 def failed(lines):
