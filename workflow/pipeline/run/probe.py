@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,19 @@ def probe(profile: Profile, targets: Sequence[str] = ()) -> None:
     print(f"waiting for a job of {size} in all, as rule {job.rule} takes{''.join(shown)}", flush=True)
     log = profile.directory / config.pathvars.logs / "probe.log"
     log.unlink(missing_ok=True)
-    results = profile.directory / config.pathvars.results
-    with exchange_folders(results, Path(constants.HF_HUB_CACHE)):
-        command = ["--set-resources", *words, "--retries", "0", *profile.command(["probe"])]
+    command = [sys.executable, "-m", "snakemake", "--set-resources", *words, "--retries", "0"]
+    places = profile.directory / config.pathvars.results, Path(constants.HF_HUB_CACHE)
+    folders = [place / EXCHANGE for place in places]
+    try:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         run = subprocess.run(
-            [sys.executable, "-m", "snakemake", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, *profile.command(["probe"])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
     lines = text_of(log).splitlines()
     ended = not run.returncode and any(line.startswith("ok    all-reduce") for line in lines)
     if not ended and not any(line.startswith("FAIL") for line in lines):
@@ -85,17 +91,3 @@ def probe_resources(job: PlannedJob, settings: Any) -> dict[str, Any]:
         if "-p" in words:
             kept["slurm_partition"] = words[words.index("-p") + 1]
     return kept
-
-
-@contextlib.contextmanager
-def exchange_folders(*places: Path) -> Iterator[None]:
-    """Create an empty exchange folder in each place, so that nodes that do not see the same disk have none."""
-    folders = [place / EXCHANGE for place in places]
-    try:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-        yield
-    finally:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)

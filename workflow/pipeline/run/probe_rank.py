@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -22,7 +23,7 @@ from pipeline.gpus import PRETEND, compute_with
 from pipeline.run.check import Report
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError, one_line
-from swiftkv.io import check_space
+from swiftkv.io import check_space, write_text
 
 EXCHANGE = ".probe"  # a folder in which each node leaves a file for the others
 # The least room of a folder for temporary files, in bytes: compiled kernels and programs.
@@ -63,8 +64,8 @@ def check_node(nodes: int, gpus: int, results: Path) -> None:
     report = Report(partial(print, flush=True))
     # Subject, limit in seconds, how to mend it, check
     checks: list[tuple[str, int, str, Callable[[], str]]] = [
-        ("gpus", 30, "see `nvidia-smi` there, its driver and gpu_model of site.yaml", partial(check_gpus, gpus)),
-        ("libraries", 60, "make the environment anew, or use the image (docs/environment.md)", check_libraries),
+        ("gpus", 45, "see `nvidia-smi` there, its driver and gpu_model of site.yaml", partial(check_gpus, gpus)),
+        ("libraries", 50, "make the environment anew, or use the image (docs/environment.md)", check_libraries),
         ("compiler", 30, "install gcc and python3-dev there, or use the image (docs/environment.md)", check_compiler),
         ("modules", 30, "`module purge` or unset it before the run; CUDA_HOME may name a toolkit", check_modules),
         ("TMPDIR", 10, "set TMPDIR to another folder of the node", partial(check_temporary, temporary)),
@@ -138,7 +139,7 @@ def check_modules() -> str:
         return [Path(entry) for entry in os.environ.get(variable, "").split(os.pathsep) if entry]
 
     for entry in entries("PYTHONPATH"):
-        if not entry.resolve().is_relative_to(PROJECT.resolve()):
+        if not entry.resolve().is_relative_to(PROJECT):
             raise OSError(f"PYTHONPATH has {entry}, where packages come before those of the environment")
     for folder in entries("LD_LIBRARY_PATH"):
         if any(file for name in CUDA_LIBRARIES for file in folder.glob(name)):
@@ -190,11 +191,9 @@ def check_reading(cache: Path, results: Path) -> str:
 
 def leave(folder: Path, node: int) -> None:
     """Leave the host name of this node for the others, if the folder is here and can be written to."""
-    try:
-        (folder / f"new-{node}").write_text(socket.gethostname(), encoding="utf-8")
-        (folder / f"new-{node}").rename(folder / f"node-{node}")
-    except OSError:
-        pass  # check_shared tells
+    with contextlib.suppress(OSError):  # check_shared tells
+        if folder.is_dir():
+            write_text(folder / f"node-{node}", socket.gethostname())
 
 
 def hosts(folder: Path, nodes: int, seconds: float = 0) -> list[str]:
