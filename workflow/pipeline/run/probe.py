@@ -13,7 +13,7 @@ from pipeline.run import slurm
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config
 from pipeline.run.plan import count
 from pipeline.run.probe_rank import EXCHANGE
-from swiftkv.errors import UserError
+from swiftkv.errors import UserError, one_line
 from swiftkv.io import text_of
 
 MINUTES = 5  # SLURM's limit; the job's own are 3 minutes in all
@@ -52,6 +52,8 @@ def probe(profile: Profile, targets: Sequence[str] = ()) -> None:
         run = subprocess.run(
             [*command, *profile.command(["probe"])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+    except OSError as error:
+        raise UserError(f"{one_line(error)}: results and HF_HOME have to be folders that you may write to") from None
     finally:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
