@@ -5,7 +5,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce advise plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce advise plan check probe compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
 
 # A variable that is misspelt would be passed over without a word.
 MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFILES=PROFILE RESULT=RESULTS
@@ -39,6 +39,9 @@ report: .venv/.ready  ## report.html and gallery.md anew, of all that was made s
 check: .venv/.ready  ## what a run needs, before hours are lost
 	$(ACTIVATE) && python -m pipeline check $(SCALE)
 
+probe: .venv/.ready  ## what a run meets on the nodes of its largest job, by one job of at most three minutes
+	@$(ACTIVATE) && python -m pipeline probe $(SCALE)
+
 compare: .venv/.ready  ## whether what was made agrees with the shipped reference run; RESULTS names another folder of results
 	@$(ACTIVATE) && python -m pipeline compare $(RESULTS:%=--results %) $(REFERENCE:%=--reference %) $(SCALE)
 
@@ -59,7 +62,7 @@ test-thorough: .venv/.ready  ## the same for every kind of engine, and all that 
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
-	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_slurm_check.py
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_slurm_check.py tests/slurm/test_probe.py
 
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py

@@ -21,6 +21,7 @@ include: "workflow/rules/score.smk"
 include: "workflow/rules/reading.smk"
 include: "workflow/rules/serve.smk"
 include: "workflow/rules/artifacts.smk"
+include: "workflow/rules/probe.smk"
 include: "workflow/rules/targets.smk"
 
 

@@ -57,6 +57,15 @@ def test_all_faults_are_seen_at_once_each_in_one_line(site):
     assert re.search(r"^(ok|FAIL) +disk: .* 8\d\.\d GB ", ended.stdout, flags=re.MULTILINE)
 
 
+def test_a_probe_that_slurm_refuses_fails(site):
+    install(site.folder / "bin", sbatch='echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1')
+    ended = site(sys.executable, "-m", "pipeline", "probe", "--profile", site.folder, TABLE)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert re.search("8 GPUs .* rule distill .* h100", ended.stdout)
+    assert "QOSMaxSubmitJobPerUserLimit" in ended.stdout and "FAIL  job:" in ended.stdout
+    assert not list(site.folder.rglob(".probe"))
+
+
 def test_a_run_with_a_wrong_partition_submits_nothing(site):
     site.site["resources"]["slurm_partition"] = "h200"
     ended = site("snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE)

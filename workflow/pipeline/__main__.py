@@ -67,6 +67,13 @@ def check(options: argparse.Namespace) -> None:
     check(_profile(options), options.targets)
 
 
+def probe(options: argparse.Namespace) -> None:
+    """Check the nodes of a run's largest job by one of a few minutes, with the same GPUs."""
+    from pipeline.run.probe import probe
+
+    probe(_profile(options), options.targets)
+
+
 def run(options: argparse.Namespace) -> None:
     """Make targets with Snakemake."""
     words = _profile(options).command(options.targets)
@@ -116,7 +123,9 @@ def keep(options: argparse.Namespace) -> None:
         print(show(Path(config.pathvars.results), HERE))
 
 
-COMMANDS = {function.__name__: function for function in (advise, plan, check, run, report, compare, redraw, keep)}
+COMMANDS = {
+    function.__name__: function for function in (advise, plan, check, probe, run, report, compare, redraw, keep)
+}
 
 
 def _profile(options: argparse.Namespace) -> Profile:

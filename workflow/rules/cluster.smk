@@ -1,5 +1,7 @@
 """What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
+import shlex
+
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob
 from pipeline.stages import rule_of
 
@@ -106,6 +108,19 @@ def launcher(w, resources):
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
         + f'"${{IN_IMAGE[@]}}" {torchrun} --nnodes {nodes} --nproc-per-node {gpus} '
         f'--master-addr "$(hostname)" --master-port "$(python -c "{free_port}")"'
+    )
+
+
+def node_check(w, resources):
+    """Return the command that checks every node of a probe, before ranks that meet need them to be right."""
+    from pipeline.run.probe_rank import EXCHANGE
+
+    nodes, gpus = resources.nodes, resources.gpu // resources.nodes
+    on_nodes = f"srun --overlap --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} "
+    results = shlex.quote(f"{scale.pathvars.results}/{EXCHANGE}")
+    return (
+        f'{on_nodes if nodes > 1 else ""}"${{IN_IMAGE[@]}}" '
+        f"python -m pipeline.run.probe_rank {nodes} {gpus} {results}"
     )
 
 
