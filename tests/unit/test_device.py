@@ -1,9 +1,29 @@
 """The number format that `auto` means, and the GPU of a rank."""
 
+import sys
+
 import pytest
 import torch
+from tests.programs import succeed
 
 from swiftkv import device
+
+IMPORTS = """
+import importlib, pkgutil
+from unittest.mock import patch
+import swiftkv, torch
+
+with patch("torch.cuda.is_available", side_effect=RuntimeError("looked for GPUs")):
+    for module in pkgutil.walk_packages(swiftkv.__path__, "swiftkv."):
+        if not module.name.startswith("swiftkv.serve."):  # needs vLLM, which asks once it is imported
+            importlib.import_module(module.name)
+import swiftkv.models
+from vllm import LLM
+"""
+
+
+def test_importing_the_method_looks_for_no_gpu_so_that_vllm_can_fork_afterwards():
+    succeed(sys.executable, "-c", IMPORTS)
 
 
 @pytest.mark.parametrize(

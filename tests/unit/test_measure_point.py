@@ -74,6 +74,7 @@ def test_the_environment_uses_every_thread_and_hides_nothing(monkeypatch):
     assert ours["OMP_NUM_THREADS"] == "2" and ours["HF_HUB_OFFLINE"] == ours["VLLM_NO_USAGE_STATS"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in ours and ours["VLLM_LOGGING_LEVEL"] == "INFO"
     assert ours["GLOO_SOCKET_IFNAME"] == "lo" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in gpus
+    assert gpus["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
 
 

@@ -266,6 +266,8 @@ def engine_environment(gpus: int, threads: int) -> dict[str, str]:
     }
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
     if gpus:
+        # A forked engine fails if anything has looked for GPUs before, e.g. another plugin.
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         # It would be compiled at the first start, and decoding is greedy.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     else:
