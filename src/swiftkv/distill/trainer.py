@@ -286,16 +286,13 @@ def start_distributed() -> None:
         join_ranks(**({} if launched else {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}))
     if not launched:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    device = compute_device()
-    if device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns on import
     import deepspeed
 
-    if device == "cpu":
+    if not torch.cuda.is_available():
         # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile. On a GPU to look at this
         # would probe all of DeepSpeed's operators, which warn of a CUDA toolkit that is not needed.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
 def gather_weights(student: PreTrainedModel) -> dict[str, torch.Tensor | None]:
