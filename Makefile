@@ -76,8 +76,8 @@ vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of REL
 bench: .venv/.ready  ## speed of serving a small shape on two cores; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/check_gpu.py --sizes processor --only 2 --minutes 60 --output results/bench
 
-check-gpu: .venv/.ready  ## one GPU in a quarter of an hour: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5; PACK=folder packs them
-	$(ACTIVATE) && $(if $(PACK),bash performance/pack_check.sh $(PACK),python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %))
+check-gpu: .venv/.ready  ## one GPU in a quarter of an hour: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5
+	$(ACTIVATE) && python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %)
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check

@@ -34,6 +34,8 @@ if "swiftkv" not in entry_points(group="vllm.general_plugins").names:
     sys.exit("error: this project is not installed here, so vLLM would not find its plugin; pip install --no-deps -e . -e ./workflow")
 print(f"torch {torch.__version__} (CUDA {torch.version.cuda}), vLLM {vllm.__version__}, transformers {transformers.__version__}")
 if torch.cuda.is_available():
+    from vllm import LLM  # `import vllm` loads none of its compiled libraries
+
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     print(f"{torch.cuda.device_count()} x {name}, compute capability {capability[0]}.{capability[1]}", end="")
     print("" if capability >= (8, 9) else ": too old for FP8, which needs 8.9")

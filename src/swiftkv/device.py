@@ -112,7 +112,3 @@ def rank() -> int:
 
 def ranks() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-if compute_device() == "cpu":
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns on import

@@ -43,12 +43,13 @@ class Builder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         rows = common_attn_metadata
-        return Metadata(rows.query_start_loc, rows.num_actual_tokens)
+        return Metadata(rows.query_start_loc, rows.query_start_loc_cpu, rows.num_actual_tokens)
 
 
 @dataclass
 class Metadata:
     query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
     num_actual_tokens: int
 
 
@@ -273,6 +274,42 @@ def test_the_upper_half_runs_what_is_needed(runner, name):
     per_request = step.queries if len(rows) == step.tokens else step.logits
     assert metadata[LAYER].num_actual_tokens == sum(per_request)
     assert metadata[LAYER].query_start_loc.tolist() == [0, *accumulate(per_request)]
+
+
+def test_starts_on_the_host_are_exact_before_those_of_the_gpu_arrive():
+    """FlashInfer reads them, and vLLM copies them there without waiting."""
+    copy = torch.Tensor.to
+
+    def late(tensor, *arguments, non_blocking=False, **named):
+        copied = copy(tensor, *arguments, non_blocking=non_blocking, **named)
+        return torch.full_like(copied, 99) if non_blocking else copied
+
+    for name, requests in {"rows beside a long prompt": 3, "decoding alone, captured": 4}.items():
+        step = STEPS[name][0]
+        with patch.object(torch.Tensor, "to", late):
+            metadata, *_ = first_runner(step, step.settings(), None)
+        assert metadata[LAYER].query_start_loc_cpu.tolist() == list(range(requests + 1))
+
+
+def test_starts_of_padded_requests_stay():
+    """A full graph of decoding has requests without rows after those of the step."""
+    starts, zeros = torch.tensor([0, 1, 2, 2, 2]), torch.zeros(4)
+    common = CommonAttentionMetadata(
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=zeros, num_reqs=4, num_actual_tokens=4, max_query_len=1,
+        max_seq_len=9, block_table_tensor=zeros, slot_mapping=zeros,
+    )  # fmt: skip
+    builder = noting(Backend).get_builder_cls()()
+    builder.vllm_config = Step([1, 1]).settings()
+    assert builder.build(0, common).query_start_loc_cpu.equal(starts)
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY"])
+def test_piecewise_graphs_are_captured_if_vllm_turns_to_them_after_the_model_is_made(mode):
+    """As it does for attention backends without full graphs."""
+    compilation = Step([1], **GRAPHS | {"mode": mode}).settings().compilation_config
+    graphs, states = UpperGraphs(lambda *rows: rows[1], compilation, torch.ones(1)), torch.ones(8, 1)
+    captured = run(graphs.run, {}, CUDAGraphMode.PIECEWISE, BatchDescriptor(8), torch.arange(8), states)
+    assert captured.equal(states)
 
 
 def test_graphs_captured_before_the_caches_are_forgotten():

@@ -6,9 +6,42 @@ import sys
 
 import pytest
 import torch
+from tests.programs import ROOT, run, succeed
 
 from pipeline.measure.process import free_port
 from swiftkv import device
+
+IMPORTS = """
+import importlib, pkgutil
+from unittest.mock import patch
+import swiftkv, torch
+
+with patch("torch.cuda.is_available", side_effect=RuntimeError("looked for GPUs")):
+    for module in pkgutil.walk_packages(swiftkv.__path__, "swiftkv."):
+        if not module.name.startswith("swiftkv.serve."):  # needs vLLM, which asks once it is imported
+            importlib.import_module(module.name)
+import swiftkv.models
+from vllm import LLM
+"""
+
+
+def test_importing_the_method_looks_for_no_gpu_so_that_vllm_can_fork_afterwards():
+    succeed(sys.executable, "-c", IMPORTS)
+
+
+SAVES = """
+import sys
+from swiftkv.models import save_model
+from tests.conftest import tiny_teacher
+
+save_model(tiny_teacher(), sys.argv[1])
+"""
+
+
+def test_a_model_is_saved_on_a_processor_without_a_warning_of_missing_gpus(tmp_path):
+    """DeepSpeed's, which accelerate imports."""
+    saved = run(sys.executable, "-c", SAVES, tmp_path / "model", cwd=ROOT)
+    assert (saved.returncode, saved.stdout, saved.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

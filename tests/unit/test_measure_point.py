@@ -2,19 +2,21 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from tests.conftest import byte_tokenizer, refused, tiny_swiftkv
 from tests.programs import ROOT
+from tests.unit.artifact_helpers import scale, typed
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
-from pipeline.measure import offline
+from pipeline.measure import offline, run
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import BASELINE, engine_environment
+from pipeline.measure.point import BASELINE, engine_environment, vllm_command
 from pipeline.measure.run import cost, headline
 from pipeline.measure.turns import OWN
 from swiftkv import device
@@ -41,6 +43,19 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
     assert words[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"] and "--enforce-eager" not in words
     assert json.loads(option(words, "--speculative-config")) == ngram
     assert option(words, "--generation-config") == "vllm"  # the model's would limit lengths and penalize tokens
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_points_with_and_without_speculation_are_scheduled_alike(gpus, tmp_path, monkeypatch):
+    """By itself vLLM schedules asynchronously where nothing is speculated, on GPUs."""
+    model, engines = subject(tmp_path / "m"), set()
+    for name, stated in {"ngram-on": gpus, "ngram-off": gpus, "first-8k": 0}.items():
+        asked = run.read_point(name, typed(scale()).point(name), gpus=gpus, threads=1)
+        assert ("--no-async-scheduling" in vllm_command(model, asked, 128, {})) == stated
+        monkeypatch.setattr(type(asked), "memory", Mock(side_effect=OutOfMemory("full")))
+        assert measure(model, asked, tmp_path / name)["settings"]["async_scheduling"] is (False if stated else None)
+        engines.add(run.engine_key(asked))
+    assert len(engines) == 2 + gpus
 
 
 def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
@@ -75,6 +90,7 @@ def test_the_environment_uses_every_thread_and_hides_nothing(monkeypatch):
     assert ours["OMP_NUM_THREADS"] == "2" and ours["HF_HUB_OFFLINE"] == ours["VLLM_NO_USAGE_STATS"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in ours and ours["VLLM_LOGGING_LEVEL"] == "INFO"
     assert ours["GLOO_SOCKET_IFNAME"] == "lo" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in gpus
+    assert gpus["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
 
 

@@ -9,6 +9,7 @@ teacher's. Latent attention has other projections (`deepseek_v2.py`). `config.sw
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from swiftkv.device import compute_device
 from swiftkv.errors import UserError
 from swiftkv.models.attention import OwnKeyValues, PositionEmbeddings, SwiftKVAttentionMixin, each_table
 from swiftkv.models.configuration import layer_types
@@ -31,7 +33,9 @@ from swiftkv.spec import SwiftKVSpec
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' warnings and progress bars."""
+    """Silence transformers' warnings and progress bars, and DeepSpeed's of a processor, which it imports to save a model."""
+    if compute_device() == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

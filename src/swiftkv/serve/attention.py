@@ -191,7 +191,8 @@ class ReaderAttention(Attention):
 
 @cache
 def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
-    """Make a subclass of `backend` that notes the lengths of requests in `BatchPrompts` when it builds metadata."""
+    """Make a subclass of `backend` that notes the lengths of requests in `BatchPrompts` when it builds metadata, with starts on
+    the host that are exact."""
 
     class NotingBuilder(backend.get_builder_cls()):  # pyrefly: ignore [invalid-inheritance]
         def build(
@@ -200,6 +201,14 @@ def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
             batch_prompts(self.vllm_config).note(
                 common_attn_metadata.seq_lens_cpu_upper_bound, common_attn_metadata.query_start_loc
             )
+            requests = common_attn_metadata.num_reqs
+            # Rows of fast prefill, fewer than slots: the GPU's copy of their starts may not have arrived, but with one row a
+            # request they are known.
+            if (
+                common_attn_metadata.max_query_len == 1
+                and common_attn_metadata.num_actual_tokens == requests < common_attn_metadata.slot_mapping.size(0)
+            ):
+                common_attn_metadata.query_start_loc_cpu = torch.arange(requests + 1, dtype=torch.int32)
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
 
     return subclass_attention_backend("Noting", backend, NotingBuilder)

@@ -37,8 +37,9 @@ class UpperGraphs:
         """
         self.upper = upper
         self.captured: set[BatchDescriptor] = set()
-        piecewise = compilation.cudagraph_mode.has_piecewise_cudagraphs()
-        longest = (compilation.max_cudagraph_capture_size or 0) if piecewise else 0
+        # vLLM may yet turn to piecewise graphs if the attention backend has no full ones.
+        graphs = compilation.cudagraph_mode != CUDAGraphMode.NONE
+        longest = (compilation.max_cudagraph_capture_size or 0) if graphs else 0
         self.positions = torch.zeros(longest, dtype=torch.int64, device=weight.device)
         self.hidden_states = weight.new_zeros(longest, *weight.shape)
 

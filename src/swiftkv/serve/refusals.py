@@ -25,7 +25,8 @@ DRAFTERS = {"ngram", "suffix", "custom_class", "medusa"}
 # overwrites or lacks (vLLM pull request 51091).
 CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 # Attention backends that do not read the rows' starts on the host, to which vLLM copies them without synchronization
-# (`make_kv_sharing_fast_prefill_common_attn_metadata`).
+# (`make_kv_sharing_fast_prefill_common_attn_metadata`). For others they are known only with one row a request
+# (`attention.noting`), so not with drafts.
 DEVICE_STARTS = {"FlashAttentionBackend", "TritonAttentionBackend", "CPUAttentionBackend"}
 
 
@@ -171,7 +172,8 @@ def _refuse_settings(vllm_config: VllmConfig, full_depth: bool) -> None:
     if speculation is not None:
         if speculation.method == "ngram_gpu":
             raise UserError(
-                "SwiftKV models do not support ngram_gpu speculation, which is not tested with them; ngram works"
+                "SwiftKV models have not been tried with ngram_gpu speculation, so it is refused; use ngram, which vLLM's second "
+                "model runner drafts on the GPU as well"
             )
         if speculation.method not in DRAFTERS:
             raise UserError(

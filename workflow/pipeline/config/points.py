@@ -126,6 +126,9 @@ class Latency(Requests):
     )
     dataset: Literal["heldout"] | None = key("`heldout` sends the held-out chats; random tokens without it.", None)
     speculative: Speculative | None = key("vLLM's --speculative-config.", None)
+    async_scheduling: bool | None = key(
+        "Whether GPUs compute a step while the next is scheduled; null: unless there is n-gram speculation.", None
+    )
 
     def requests(self, rate: float) -> int:
         """Requests of one run at `rate` requests a second."""

@@ -125,7 +125,9 @@ def _compilation(line: str) -> str | None:
     if mode[1] == "NONE":
         return "eager"
     captured = graphs and graphs[1] != "NONE"
-    return f"compiled, {mode[1].lower()}" + (f", CUDA graphs {graphs[1].lower()}" if captured else "")
+    fused = "'fuse_allreduce_rms': True" in line  # by FlashInfer, if it is there
+    graphed = f", CUDA graphs {graphs[1].lower()}" if captured else ""
+    return f"compiled, {mode[1].lower()}{graphed}" + ", fused all-reduce" * fused
 
 
 def _one_line(text: str) -> str:

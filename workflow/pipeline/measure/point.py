@@ -163,6 +163,11 @@ class Point:
         speculative = getattr(self.settings, "speculative", None)
         return speculative and speculative.model_dump(exclude_unset=True)
 
+    @property
+    def async_scheduling(self) -> bool | None:
+        """Whether vLLM schedules asynchronously; None leaves it to vLLM, which never does on processors."""
+        return getattr(self.settings, "async_scheduling", None) if self.gpus else None
+
     def memory(self, subject: Subject) -> dict[str, Any]:
         """The vLLM argument that sets the memory; on a GPU with a limit it takes seconds to find.
 
@@ -238,6 +243,8 @@ def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, 
     words += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
     if engine["enforce_eager"]:
         words.append("--enforce-eager")
+    if point.async_scheduling is not None:
+        words.append("--async-scheduling" if point.async_scheduling else "--no-async-scheduling")
     if point.server:
         return module("vllm.entrypoints.cli.main", "serve", str(subject.folder), *words)
     return module("pipeline.measure.engine_program", "--model", str(subject.folder), "--skip-tokenizer-init", *words)
@@ -267,6 +274,8 @@ def engine_environment(gpus: int, threads: int) -> dict[str, str]:
     }
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
     if gpus:
+        # A forked engine fails if anything has looked for GPUs before, e.g. another plugin.
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         # It would be compiled at the first start, and decoding is greedy.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     else:

@@ -64,7 +64,7 @@ def recorded_settings(point: Point) -> dict[str, Any]:
         "speculative": point.speculation,
         "seed": point.seed,
         "in_turns": point.in_turns,
-        **point.settings.model_dump(exclude={"measure", "enforce_eager", "speculative"}),
+        **point.settings.model_dump(exclude={"measure", "enforce_eager", "speculative", "async_scheduling"}),
         **point.recorded,
     }
 
@@ -73,7 +73,7 @@ def engine_key(point: Point) -> str:
     """What points of a model, variant and KV cache need in common to be measured on one engine."""
     key = {"server": point.server, "memory_gib": point.settings.memory_gib, "speculative": point.speculation}
     if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
-        key |= {"alone": point.alone, "single": point.single}
+        key |= {"alone": point.alone, "single": point.single, "async_scheduling": point.async_scheduling}
     return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
 
 
@@ -133,6 +133,7 @@ def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None
             # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
             "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
             "threads": point.threads,
+            "async_scheduling": point.async_scheduling,
             **recorded_settings(point),
             "dtype": point.dtype,
             "command": command,
