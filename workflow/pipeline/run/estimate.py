@@ -157,8 +157,7 @@ class Work:
         rule, settings = self.job.rule, self.settings
         if rule == "evaluate_reading":
             passages = (settings.items + 4 * settings.among) * self.text.chat_tokens
-            prompts = passages + settings.synthetic * sum([*settings.induction, *settings.retrieval])
-            return prompts * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
+            return passages * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
         if settings:  # teacher, student, start or heads
             return 4 * settings.documents * min(self.text.chat_tokens, settings.max_length)
         if "recipe" not in self.job.wildcards:  # a stage that is not known here
