@@ -143,7 +143,6 @@ def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
     return {
         "tasks": {"squad": {"sha256": sha256, "prompt_tokens": [9] * 3, "answer_tokens": [2, 1, 1]}},
         "members": [{"layer": at, "flops": flops, "tasks": {"squad": items}} for at, flops, items in pairs],
-        "heads": {"previous_token": [0.5, 0.0], "induction": [0.0, 0.5]},
     }
 
 

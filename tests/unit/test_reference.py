@@ -139,6 +139,17 @@ def test_answers_of_another_model_and_another_experiment_are_found(run, compared
     assert sentence.startswith(f"{SIMILARITY}: settings.documents is 20")
 
 
+def test_tasks_of_an_earlier_version_are_not_missed(compared):
+    name = f"reading/{SMOL}/copied.json"
+    before, now = read_json(SHIPPED / name), read_json(SHIPPED / name)
+    for part in (now["result"]["tasks"], *(member["tasks"] for member in now["result"]["members"])):
+        del part["induction-256"], part["induction-768"]
+    del now["result"]["heads"]
+    for key in ("induction", "retrieval", "synthetic"):
+        del now["settings"][key]
+    assert compared({name: now}, reference={name: before}).disagreements == []
+
+
 def test_missing_records_and_numbers_are_disagreements(run, compared):
     unavailable = run[SCORE] | {"status": "unavailable", "reason": "the hub cannot be reached", "result": None}
     whole = dict(run)

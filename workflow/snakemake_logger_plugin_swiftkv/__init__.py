@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -41,11 +40,10 @@ OF_STEPS = (
     LogEvent.RESOURCES_INFO,
     LogEvent.WORKFLOW_STARTED,
 )
-LOOK_SECONDS = 5  # between looks for steps that have run long
 
 
 class LogHandler(LogHandlerBase, ColorizingTextHandler):
-    """A line for each finished step; while steps run, a last line on a terminal, and a line now and then in a file."""
+    """A line for each long step that begins and each step that ends; on a terminal, a last line with the running steps."""
 
     writes_to_stream = True
     writes_to_file = False
@@ -59,7 +57,6 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         self.console = Console(stderr=not settings.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.live: Live | None = None
-        self.closed = threading.Event()
         self.ended = False  # by its user, so steps that end now have not failed
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -75,7 +72,6 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
     def close(self) -> None:
         """Print the summary; Snakemake closes more than once."""
         progress, self.progress = self.progress, None
-        self.closed.set()
         if self.live is not None:
             self.live.stop()
         if progress is not None:
@@ -94,10 +90,9 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
 
                 self.live = Live(get_renderable=now, console=self.console, refresh_per_second=1, transient=True)
                 self.live.start()
-            else:
-                threading.Thread(target=self._tell_of_long_steps, args=[begun], daemon=True).start()
         elif event == LogEvent.JOB_INFO and progress:
-            progress.start(record.jobid)
+            if line := progress.start(record.jobid):
+                self.console.print(line)
         elif event == LogEvent.JOB_FINISHED and progress:
             if line := progress.finish(record.job_id):
                 self.console.print(line)
@@ -110,8 +105,3 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
             repeated = event == LogEvent.ERROR and progress and REPEATED.search(said)
             if not (repeated or UNSAID.match(said)):
                 self.console.print(said)
-
-    def _tell_of_long_steps(self, progress: Progress) -> None:
-        while not self.closed.wait(LOOK_SECONDS):
-            for line in progress.long_running():
-                self.console.print(line)

@@ -43,6 +43,8 @@ FEW = 300  # questions below which an accuracy has its Wilson interval
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
+# Tasks of a reading, with their titles.
+TEXTS = {"squad": "SQuAD, in chats", "among": "SQuAD, among three other passages"}
 # Measurements by batch: their axis, and the unit of the samples.
 _BATCHES = {"forward_time": ("batch_tokens", "seconds"), "decode": ("batch_sizes", "ms")}
 
@@ -215,7 +217,7 @@ def _reading(record: Record) -> Found:
     for member in record.result["members"]:
         at = {"at": member["layer"]}
         yield {"prompt_flops_percent": 100 * member["flops"]}, at
-        for task, items in record.result["tasks"].items():
+        for task, items in known_tasks(record).items():
             gain = saved_bits(model, model, task)
             found = {
                 "kept": bootstrapped_ratio(saved_bits(model, member, task), gain),
@@ -226,9 +228,11 @@ def _reading(record: Record) -> Found:
             if record.spec and member is not model and task == "squad":
                 percents = [found[name].scaled(100) for name in ("kept", "read")]
                 yield dict(zip(PASSAGES, percents, strict=True)), {"n": len(gain)}
-    for kind, weights in (record.value("heads") or {}).items():
-        for layer, weight in enumerate(weights):
-            yield {f"{kind}_head": weight}, {"at": layer}
+
+
+def known_tasks(record: Record) -> Content:
+    """Return the tasks of a reading, without those that records of earlier versions also have."""
+    return {task: items for task, items in record.result["tasks"].items() if task in TEXTS}
 
 
 def saved_bits(without: Content, given: Content, task: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a long prompt still gives over l: families without training, trained variants, the heads that read, and SimScore."""
+"""What a long prompt still gives over l: families without training, trained variants, and SimScore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.frame import cells, interval, row, saved_bits
+from pipeline.artifacts.frame import TEXTS, cells, interval, known_tasks, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Numbers
@@ -17,21 +17,11 @@ from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
 
-TITLES = {
-    "squad": "SQuAD, in chats",
-    "among": "SQuAD, among three other passages",
-    "induction": "Induction, {} words",
-    "retrieval": "Made-up facts, {} tokens",
-}
-HEADS = {
-    "previous_token_head": ("0.75", "to the token before"),
-    "induction_head": ("#EECC66", "to what followed before"),
-}
 LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """A panel a task with the share kept over l; below them, by layer, the attention of heads that read and SimScore."""
+    """A panel a task with the share kept over l; below them, by layer, SimScore."""
     numbers = Numbers(entry, files)
     readings = [record for record in numbers.records if record.measure == "reading"]
     rows, scores = map(numbers.of, ("kept", "simscore"))
@@ -41,17 +31,16 @@ def make(entry: Entry, files: Files) -> Drawing:
     rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
     tasks, names = (rows[column].unique() for column in ("point", "curve"))
     rows = rows[rows["at"] < layers].sort_values("at")
-    squad, height = rows[rows["point"] == "squad"], -(-len(tasks) // 2)
+    squad = rows[rows["point"] == "squad"]
     numbers.add(correlations(squad, scores, entry["share"]))
     handles = [handle(name, **look(name).line) for name in names]
-    handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
     handles.append(handle("SimScore (Eq. 1)", color="black"))
     notes = [*_notes(numbers, squad, layers), *numbers.notes]
-    figure = new_figure(PAGE, 2 + 2.1 * height, heading(entry), handles, notes)
-    grid = figure.add_gridspec(height + 1, 2, height_ratios=[*[3] * height, 2])
+    figure = new_figure(PAGE, 4.1, heading(entry), handles, notes)
+    grid = figure.add_gridspec(2, len(tasks), height_ratios=[3, 2])
     strip = figure.add_subplot(grid[-1, :])
     for place, task in enumerate(tasks):
-        axis = figure.add_subplot(grid[place // 2, place % 2])
+        axis = figure.add_subplot(grid[0, place])
         axis.axhline(0, color="0.6", linewidth=0.6)
         axis.axhline(entry["share"], color="0.6", linewidth=0.6, linestyle=":")
         for name in names:
@@ -60,9 +49,8 @@ def make(entry: Entry, files: Files) -> Drawing:
             if name in FAMILIES:
                 best = lasting(curve, entry["share"])[:1]
                 axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
-        kind, _, size = task.partition("-")
         axis.set(
-            title=TITLES[kind].format(size),
+            title=TEXTS[task],
             xlabel="Layers that prompts run, $l$ (above: FLOPs)",
             ylabel=METRICS["kept"].header,
             xlim=(flops["at"].min() - 0.5, layers + 0.5),
@@ -70,13 +58,10 @@ def make(entry: Entry, files: Files) -> Drawing:
         )
         axis.set_xticks(flops["at"][::2])
         axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
-    for number, (metric, (color, _)) in enumerate(HEADS.items()):
-        bars = numbers.of(metric).drop_duplicates("at")
-        strip.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color)
     strip.plot(scores["at"], scores["value"], color="black")
     family = entry["families"][-1]
     draw_curve(strip, squad[squad["variant"] == family], look(family))
-    strip.set(title=f"Heads and SimScore by layer, SQuAD in chats by $l$ ({family})", xlabel="$l$", xlim=(0, layers))
+    strip.set(title=f"SimScore by layer, SQuAD in chats by $l$ ({family})", xlabel="$l$", xlim=(0, layers))
     return Drawing(figure, numbers.data)
 
 
@@ -136,7 +121,7 @@ def differences(records: Sequence[Record]) -> Iterator[Row]:
         pairs = [
             (one, other) for one in members for other in second.result["members"] if one["layer"] == other["layer"]
         ]
-        alike = [task for task, items in first.result["tasks"].items() if second.result["tasks"].get(task) == items]
+        alike = [task for task, items in known_tasks(first).items() if second.result["tasks"].get(task) == items]
         for (member, other), task in product(pairs, alike):
             apart = saved_bits(model, member, task) - saved_bits(model, other, task)
             more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}

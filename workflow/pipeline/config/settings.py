@@ -237,12 +237,7 @@ class Prompts(Section):
 
     items: Whole = key("Questions about a passage alone.")
     among: Whole = key("How many of them are also asked about their passage among three others.")
-    induction: list[Annotated[Whole, Field(ge=28)]] = key(
-        "Random words before some of them come again; a task each.", min_length=1
-    )
-    retrieval: list[Whole] = key("Tokens of made-up facts, one of which is asked; a task each.")
-    synthetic: Whole = key("Items of each of these tasks.")
-    seed: Seed = key("Seed of the choice of questions, of places and of words.")
+    seed: Seed = key("Seed of the choice of questions and places.")
 
 
 class Reading(Prompts):

@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims import OTHER, UNDECIDED, UNMEASURED
-from pipeline.artifacts.frame import saved_bits
+from pipeline.artifacts.frame import known_tasks, saved_bits
 from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
@@ -50,7 +50,6 @@ EXACT = Tolerance()
 ROUNDED = {
     # Errors are of the answers that changed; bits per byte have small ones.
     "score:result": Tolerance(share=0.05, errors=3),
-    "reading:result.heads.*": Tolerance(absolute=0.05),
     "*.answer_kl": Tolerance(share=0.08, absolute=0.005),  # of a third of the positions of kl
     "*.kl": Tolerance(share=0.05, absolute=0.003),
     "*.top1_agreement": Tolerance(absolute=0.025),
@@ -76,6 +75,8 @@ NOT_COMPARED = re.compile(
     # errors, and single values that are compared as a whole
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
     r"|reading:result\.members\..*\.tasks\..*"
+    # settings and results of tasks that earlier versions had
+    r"|reading:(settings\.(induction|retrieval|synthetic)|result\.(heads|tasks\.(induction|retrieval))\b.*)"
     # times and speeds
     r"|latency:result\..*|.*:result\..*(second|hours|other_cores|taken|_ms|_per_gpu|mfu_percent|decode_only).*|decode:result\.steps"
 )
@@ -287,7 +288,7 @@ def _kept(record: Record) -> Iterator[tuple[str, float]]:
     """Yield the share that each rewired model of a reading keeps of each task."""
     model, *members = record.value("members") or [None]
     for member in members:
-        for task in member["tasks"]:
+        for task in known_tasks(record):
             saved, whole = (math.fsum(saved_bits(model, each, task)) for each in (member, model))
             yield f"kept of {task} at l = {member['layer']}", saved / whole
 

@@ -157,9 +157,8 @@ class Work:
         rule, settings = self.job.rule, self.settings
         if rule == "evaluate_reading":
             passages = (settings.items + 4 * settings.among) * self.text.chat_tokens
-            prompts = passages + settings.synthetic * sum([*settings.induction, *settings.retrieval])
-            return prompts * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
-        if settings:  # the model alone, with heads and their comparison, or also the student and its start
+            return passages * (2 if self.variant in FAMILIES else 1)  # a family after the unchanged model
+        if settings:  # the model alone, or also the student and its start
             passes = 1 if rule == "similarity" else 4 if self.spec else 2
             return passes * settings.documents * min(self.text.chat_tokens, settings.max_length)
         if "recipe" not in self.job.wildcards:  # a stage that is not known here

@@ -14,15 +14,13 @@ from pipeline.measure.turns import QUIET
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from pipeline.run.retries import own_error
-from swiftkv.cost import GIGA
 from swiftkv.io import text_of
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
-UNFINISHED = ("training-state", "job-state")  # folders that only unfinished work goes on from
 FIRST = ("claims", "panel", "contents", "demo_answer")  # artifacts to look at first
-OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little; of a step, that a late one has left
-FIRST_LINE, NEXT_LINE = 60, 300  # seconds after which a running step has a line, and between further ones
+LATE = 0.1  # share of a step's estimate that it has left once it takes longer than that
+LONG = 60  # estimated seconds from which on a step has a line when it begins
 LONGEST = 160  # characters of a step's last line of output
 
 
@@ -49,7 +47,7 @@ class Progress:
     ) -> None:
         self.jobs, self.seconds, self.logs = jobs, seconds, dict(logs)
         self.profile, self.results, self.clock, self.graph = profile, results, clock, parents(jobs)
-        self.began, self.starts, self.due = clock(), dict[int, float](), dict[int, float]()
+        self.began, self.starts = clock(), dict[int, float]()
         self.took: dict[int, float] = {}
         self.failures: dict[int, str] = {}
 
@@ -62,12 +60,16 @@ class Progress:
                 line += f"; other programs keep {busy:.1f} cores busy: end them, or serving is measured beside them"
         return line
 
-    def start(self, number: int) -> None:
-        """Note that a step begins."""
-        if number in self.jobs:
-            self.starts[number] = self.clock()
-            self.due[number] = self.clock() + FIRST_LINE
-            self.failures.pop(number, None)  # it is tried again
+    def start(self, number: int) -> str | None:
+        """Note that a step begins; return a line with its log if it is long, else None."""
+        if number not in self.jobs:
+            return None
+        self.starts[number] = self.clock()
+        self.failures.pop(number, None)  # it is tried again
+        if self.seconds[number] < LONG:
+            return None
+        about = f"{self._name(number)}, about {duration(self.seconds[number])}"
+        return f"{self._head()}  begins: {about}; its log: {self._logs(number)}"
 
     def finish(self, number: int) -> str | None:
         """Note that a step has ended well; return its line, None for a job that is no step."""
@@ -90,7 +92,7 @@ class Progress:
         others = len(self.jobs) - len(self.took) - len(self.failures) - len(lost)
         return [
             f"{self._head()}  FAILED: {self._name(number)}: {self.failures[number]}",
-            f"{'':9}its log: {', '.join(self.logs[number]) or 'none'}",
+            f"{'':9}its log: {self._logs(number)}",
             f"{'':9}left out with it: {without}; still to do: {count(others, 'step')}",
         ]
 
@@ -100,25 +102,12 @@ class Progress:
         steps = [self._step(number, now - since) for number, since in list(self.starts.items())]
         return f"{self._head()}  now: {'; '.join(steps) or 'waiting'}"
 
-    def long_running(self) -> list[str]:
-        """Return a line for each step that has run for a minute, and again every five minutes, for output to a file."""
-        lines, now = [], self.clock()
-        for number, since in list(self.starts.items()):  # a copy: steps begin and end meanwhile
-            if now >= self.due[number]:
-                self.due[number] += NEXT_LINE
-                lines.append(f"{self._head()}  still running: {self._step(number, now - since)}")
-        return lines
-
     def left(self) -> float:
-        """Return the seconds until all is done: the plan's, at the run's own pace once a tenth of it is done."""
-        lost, spent = self._lost(), self.clock() - self.began
-        whole = self._wall(lost, {})
-        left = self._wall(lost | self.took.keys(), dict(self.starts))  # a copy: steps begin and end meanwhile
-        done = whole - left
-        return left * spent / done if done > 0 and done >= OWN_SHARE * whole else left
+        """Return the plan's seconds until all is done."""
+        return self._wall(self._lost() | self.took.keys(), dict(self.starts))  # a copy: steps begin and end meanwhile
 
     def summary(self) -> list[str]:
-        """Return lines with what was made, failures, times by rule, files to look at first, and folders to delete."""
+        """Return lines with what was made, failures, times by rule, and files to look at first."""
         made, wanted = self._artifacts(self.took), self._artifacts(self.jobs)
         done = len(self.took) == len(self.jobs)
         lines = [
@@ -135,11 +124,6 @@ class Progress:
         pages = [self.jobs[number] for number in self.took if self.jobs[number].rule == PAGE]
         if first := pages + ([job for job in made if job.wildcards[ARTIFACT] in FIRST] or made[-1:]):
             lines.append(f"  look first  {', '.join(map(_shown, first))}")
-        folders = [place for name in UNFINISHED if (place := Path(self.results, name)).is_dir()]
-        if done and folders:
-            size = sum(file.stat().st_size for place in folders for file in place.rglob("*") if file.is_file())
-            places = " ".join(map(str, folders))
-            lines.append(f"  disk        {size / GIGA:.1f} GB only let ended work go on: rm -r {places}")
         return lines
 
     def _wall(self, gone: Collection[int], starts: Mapping[int, float]) -> float:
@@ -147,7 +131,7 @@ class Progress:
         now = self.clock()
         seconds = {number: estimate for number, estimate in self.seconds.items() if number not in gone}
         for number in starts.keys() & seconds.keys():
-            seconds[number] = max(seconds[number] - (now - starts[number]), OWN_SHARE * seconds[number])
+            seconds[number] = max(seconds[number] - (now - starts[number]), LATE * seconds[number])
         graph = {number: [parent for parent in self.graph[number] if parent in seconds] for number in seconds}
         return wall_seconds(self.jobs, seconds, graph, self.profile)
 
@@ -170,6 +154,9 @@ class Progress:
         job = self.jobs[number]
         named = [value for name, value in job.wildcards.items() if name != "point"]
         return " ".join([job.rule.replace("_", " "), *([some(job.points)] if job.points else []), *map(str, named)])
+
+    def _logs(self, number: int) -> str:
+        return ", ".join(self.logs.get(number) or ["none"])
 
     def _step(self, number: int, seconds: float) -> str:
         """A step, its time and the last line of its output."""

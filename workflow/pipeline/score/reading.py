@@ -2,8 +2,7 @@
 
     kept = (bits of the answer without the text - bits of the variant with it) / (the same of the unchanged model)
 
-Questions are SQuAD's in the chat template, about a passage alone and among three others; made-up facts, at given lengths; and
-induction: random words, some of them again, and how well the model tells which come next. A family is a sweep over l without
+Questions are SQuAD's in the chat template, about a passage alone and among three others. A family is a sweep over l without
 any training: layers below l are the unchanged model's, so one pass of it serves every l, and of the layers above only
 keys and values of the prompt and the rows that predict the answer are computed.
 """
@@ -14,9 +13,8 @@ import hashlib
 import json
 import math
 import random
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +36,6 @@ from swiftkv.models import load_base, load_sharing, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
 ANSWER = 8  # tokens of an answer that count, at most
-CUE, NEXT = 16, 12  # words of an induction that come again, and those asked after them
 OTHERS = 3  # passages beside the right one
 
 
@@ -62,8 +59,8 @@ def question(tokenizer: Any, texts: Sequence[str], asked: str, answer: str) -> D
     return Document((*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"][:ANSWER]), len(prompt))
 
 
-def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item]]:
-    """Questions about a passage alone, and the first of them about it at a random place among three others.
+def tasks(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item]]:
+    """Return questions about a passage alone, and the first of them about it at a random place among three others, by task.
 
     Raises:
         UserError: as `choose_questions`, or there are too few.
@@ -81,45 +78,6 @@ def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item
         texts = [text for other in drawn for text in other[:2]]
         among.append(Item(question(tokenizer, texts, asked, answer), without))
     return {"squad": alone, "among": among[: settings.among]}
-
-
-def retrieval(tokenizer: Any, length: int, number: int, draw: random.Random) -> Iterator[Item]:
-    """Made-up facts of about `length` tokens, one of which is asked."""
-    fact = "The code of {} is {}."
-    size = len(tokenizer("\n" + fact.format("Tomabeku", "12345"), add_special_tokens=False)["input_ids"])
-    for _ in range(number):
-        names = [
-            "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(4))
-            for _ in range(max(1, length // size))
-        ]
-        codes = {name.capitalize(): f"{draw.randrange(10**5):05}" for name in names}
-        name = draw.choice(list(codes))
-        facts, asked = [fact.format(*pair) for pair in codes.items()], f"Question: What is the code of {name}?"
-        yield Item(*(question(tokenizer, texts, asked, codes[name]) for texts in (facts, [])))
-
-
-def induction(tokenizer: Any, distance: int, number: int, draw: random.Random) -> Iterator[Item]:
-    """`distance` random words, `CUE` of them again, and the `NEXT` that follow these; a word is one token."""
-    vocabulary = tokenizer.get_vocab()
-    words = [vocabulary[word] for word in sorted(vocabulary) if re.fullmatch("[Ġ▁][a-z]{3,}", word)]
-    words = words or sorted({*vocabulary.values()} - {*tokenizer.all_special_ids})
-    begin = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
-    for _ in range(number):
-        text = draw.choices(words, k=distance)
-        start = draw.randrange(distance - CUE - NEXT + 1)
-        again = text[start : start + CUE + NEXT]
-        cued = len(begin) + CUE
-        yield Item(Document((*begin, *text, *again), distance + cued), Document((*begin, *again), cued))
-
-
-def tasks(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item]]:
-    """The items of every task, by its name."""
-    found = squad(tokenizer, chats, settings)
-    for make, sizes in ((induction, settings.induction), (retrieval, settings.retrieval)):
-        for size in sizes:
-            draw = random.Random(f"{settings.seed} {make.__name__} {size}")
-            found[f"{make.__name__}-{size}"] = list(make(tokenizer, size, settings.synthetic, draw))
-    return found
 
 
 def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> torch.Tensor:
@@ -165,34 +123,6 @@ def answer_bits(
     return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
 
 
-def head_weights(attention: torch.Tensor, first: int, second: int) -> torch.Tensor:
-    """Mean attention weight on the token before, and on the one that followed the same word before; float32 [2].
-
-    Each is that of the layer's best head, over the queries from `second` on.
-
-    Args:
-        attention: weights of a layer [heads, tokens, tokens].
-        first, second: where the words lie that come twice.
-    """
-    queries = torch.arange(second, attention.shape[-1], device=attention.device)
-    kinds = (queries - 1, queries - second + first + 1)
-    return torch.stack([attention[:, queries, keys].float().mean(-1).max() for keys in kinds]).cpu()
-
-
-@torch.inference_mode()
-def attention_heads(model: PreTrainedModel, items: Sequence[Item]) -> dict[str, list[float]]:
-    """`head_weights` of every layer, mean over inductions; the model attends eagerly from here on."""
-    model.set_attn_implementation("eager")
-    found = []
-    for tokens in (item.given.tokens for item in items):
-        second = len(tokens) - CUE - NEXT
-        first = next(place for place in range(second) if tokens[place : place + CUE + NEXT] == tokens[second:])
-        row = torch.tensor([tokens[:-1]], device=model.device)
-        layers = model.base_model(row, use_cache=False, output_attentions=True).attentions
-        found.append(torch.stack([head_weights(layer[0], first, second) for layer in layers], dim=1))
-    return dict(zip(("previous_token", "induction"), torch.stack(found).mean(0).tolist(), strict=True))
-
-
 def measure_reading(
     model_source: Path,
     questions: Path,
@@ -210,7 +140,7 @@ def measure_reading(
     The result has `tasks`, for each the tokens of every prompt and answer and a hash that is equal for the same items;
     `members`, first the unchanged model (l = L): layer, l; flops, of a prompt of SQuAD as a share of the unchanged
     model's; and by task, of every item, bits with the text, bits_without, and kl, of the unchanged model to this one in nats
-    over the answer; and for a family `heads`, `attention_heads` of the unchanged model.
+    over the answer.
 
     Args:
         model_source: the model's source.json.
@@ -240,7 +170,9 @@ def measure_reading(
     documents = list(dict.fromkeys(document for group in items.values() for item in group for document in item))
     longest = max(len(document.tokens) for document in documents)
     if longest > (config.get("max_position_embeddings") or longest):
-        raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
+        raise UserError(
+            f"{model['title']} has too few positions for {longest} tokens; give reading.data questions about shorter passages"
+        )
     teacher = load_base(model["path"], device_map=device_map())
     total = config["num_hidden_layers"]
     if spec is None:
@@ -288,8 +220,6 @@ def measure_reading(
             for place, (layer, count) in enumerate(flops.items())
         ],
     }
-    if spec is None:
-        result["heads"] = attention_heads(teacher, items[f"induction-{settings.induction[0]}"])
     record = measurement(
         "reading",
         model=model,
