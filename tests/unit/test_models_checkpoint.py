@@ -252,8 +252,9 @@ def test_interrupted_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 
 
-def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
-    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_python_of_the_readme_and_of_training_runs(tmp_path, monkeypatch):
+    pages = [ROOT / "README.md", ROOT / "docs/training.md"]
+    lines = "".join(re.findall(r"```python\n(.*?)```", "".join(page.read_text() for page in pages), re.DOTALL))
     lines = lines.replace("num_hidden_layers=16", "num_hidden_layers=6").replace("value_layers=8", "value_layers=3")
     monkeypatch.chdir(tmp_path)
     save_model(tiny_swiftkv(**SHAPE), re.search('folder = "(.*)"', lines)[1], tokenizer=byte_tokenizer())

@@ -10,7 +10,7 @@ DONE = {  # what neither of them plans, and the tests that do it
     r"(VLLM_CPU_KVCACHE_SPACE=\d+ )?vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
     r"pip install --no-deps": "tests/unit/test_packaging.py",
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
-    r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",
+    r".*\b(CONFIG|OUTPUT)=mine\.yaml": "tests/serve/test_own_model.py",
     r"pip install build|python -m build": "tests/unit/test_packaging.py",
 }
 GITHUB = ROOT / ".github/workflows/tests.yml"
@@ -74,9 +74,9 @@ def test_snakemake_plans_its_targets(command):
 
 
 @pytest.mark.thorough
-def test_table2_costs_what_the_readme_says():
+def test_table2_costs_what_the_page_says():
     pattern = r"Table 2 takes (\S+) GPU-hours, (\S+) hours and (\S+) GB"
-    hours, wall, disk = re.search(pattern, (ROOT / "README.md").read_text()).groups()
+    hours, wall, disk = re.search(pattern, (ROOT / "docs/cluster.md").read_text()).groups()
     words = ["PROFILE=slurm", "TARGETS=table2", "--assume-old=.venv/.ready"]
     plan = succeed("make", "--silent", "plan", *words)
     assert f"GPU-hours   {hours}," in plan and f"at least {wall} h," in plan and f"disk        {disk} GB," in plan

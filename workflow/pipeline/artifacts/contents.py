@@ -158,7 +158,7 @@ def _further(config: Config, entry: Entry) -> Content:
         for question in entry.get("questions", []):
             if question not in config.early_exit.questions:
                 raise UserError(f"artifacts.{name}: the question {question!r} is not among early_exit.questions")
-    if kind == "wiring":
+    if kind in ("wiring", "headline"):
         return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}

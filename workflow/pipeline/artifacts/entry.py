@@ -111,6 +111,14 @@ class Served(Variants):
     points: NamesOrSet = key("Serving points, or a set of them.")
 
 
+class Headline(Entry):
+    """Keys of a figure of speed against quality."""
+
+    parts: Listed[Part] = key("Variants of one model, a look a part.")
+    points: NamesOrSet = key("The serving point of the speeds.")
+    served: Names = key("Variants that are served; others have the speed of the one that computes the same.")
+
+
 class Throughput(Served):
     """Keys of bars by input length."""
 
@@ -182,7 +190,9 @@ KINDS = {
     "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
     "tokens": Kind("figure", Table, "tokens:make", ("training", "fidelity", "reading", "scores")),
     "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
+    "headline": Kind("figure", Headline, "headline:make", ("serving", "reading"), {"models": 1, "points": 1}),
     "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),
+    "concept": Kind("figure", Entry, "wiring:concept"),
     "absent": Kind("table", Absent),
 }
 

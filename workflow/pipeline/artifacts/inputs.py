@@ -52,7 +52,8 @@ def files_of(config: Config, entry: Entry, name: str) -> Iterator[str]:
         stage, key = MEASURED[name]
         members = entry[f"{key}s"] if key else [""]
         for member, (model, variant, kv_cache) in itertools.product(members, rows(entry)):
+            shown = variant in entry.get("served", [variant]) if name == "serving" else True
             trained = name != "training" or variant in entry["recipes"]
-            if trained and variant not in entry["unmeasured"].get(model, {}):
+            if shown and trained and variant not in entry["unmeasured"].get(model, {}):
                 case = {"model": model, "variant": variant, "kv_cache": kv_cache, key or "_": member}
                 yield STAGES[stage].file(config, **case)

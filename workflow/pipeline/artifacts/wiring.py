@@ -59,6 +59,38 @@ def make(entry: Entry, files: Files) -> Drawing:
     return Drawing(figure, pd.DataFrame(data))
 
 
+def concept(entry: Entry, files: Files) -> Drawing:
+    """Draw the idea on six layers: with SwiftKV a prompt stops after three of them, and its answer runs all."""
+    specs = {"Ordinary transformer": SwiftKVSpec(6, 6), "SwiftKV": SwiftKVSpec(6, 3)}
+    handles = [
+        handle("computed", box=True, **_COMPUTED),
+        handle("skipped", box=True, **_SKIPPED),
+        handle("keys and values", box=True, **_CACHE),
+        handle("new projections, trained by distillation", color=_SOURCE, linewidth=2),
+    ]
+    figure = new_figure(PAGE, 2.7, heading(entry), handles)
+    blank = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    for axis, (name, spec) in zip(figure.subplots(1, 2), specs.items(), strict=True):
+        _panel(axis, spec)
+        axis.set_title(name, weight="bold")
+        for layer in range(6):
+            computed = [_GENERATED] + [_PROMPT] * (layer < spec.num_key_value_layers)
+            for middle, _ in computed:
+                axis.text(middle, layer + 0.5, f"layer {layer + 1}", color="white", ha="center", va="center")
+                if layer + 1 < (6 if middle == _GENERATED[0] else spec.num_key_value_layers):
+                    ends = {"xy": (middle, layer + 1.12), "xytext": (middle, layer + 0.88)}
+                    axis.annotate("", **ends, arrowprops={"arrowstyle": "-|>", "color": "0.35", "linewidth": 0.8})
+            if layer >= spec.num_key_value_layers:
+                axis.text(_PROMPT[0], layer + 0.5, "skipped", color="0.4", ha="center", va="center", bbox=blank)
+            axis.text(_KEPT[0], layer + 0.5, "K, V", ha="center", va="center")
+        axis.set_yticks([])
+        names = ["prompt\n(thousands of tokens)", "KV\ncache", "answer\n(one token at a time)"]
+        axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], names)
+        axis.tick_params(length=0, top=False, labeltop=False, labelbottom=True)
+        axis.set_xlabel("")
+    return Drawing(figure, pd.DataFrame({"variant": specs.keys(), "prompt_layers": [6, 3], "layers": [6, 6]}))
+
+
 def _panel(axis, spec: SwiftKVSpec) -> None:
     total, first = spec.num_hidden_layers, spec.num_key_value_layers
     thin = 0.6 if total <= 40 else 0.35

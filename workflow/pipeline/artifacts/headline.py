@@ -1,0 +1,56 @@
+"""Draw speed against quality: the first figure that a reader sees."""
+
+from __future__ import annotations
+
+from pipeline.artifacts import Entry, Files
+from pipeline.artifacts.drawing import PAGE, Drawing, Look, new_figure
+from pipeline.artifacts.labels import heading
+from pipeline.artifacts.published import Numbers
+from pipeline.artifacts.quality import lines
+from pipeline.artifacts.records import Case
+
+_LOOKS = (Look("#0072B2", "s"), Look("#882255", "D"), Look("#56B4E9", "s"), Look("#CC6677", "D"))
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """Draw how much of a passage variants can still use over their speed-up, a look a part of the entry.
+
+    A trained variant is drawn at the speed of the one in `served` that computes the same. Each point is labelled by what it
+    keeps and by its part, each group of points by the layers that prompts skip.
+    """
+    numbers, (model,), (point,) = Numbers(entry, files), entry["models"], entry["points"]
+    specs, total = entry["specs"][model["name"]], entry["num_hidden_layers"]
+    figure = new_figure(PAGE, 3.6, heading(entry), notes=numbers.notes)
+    axis = figure.add_subplot()
+    axis.plot(1, 100, "o", color="0.3", markersize=6)
+    axis.annotate("unchanged model", (1, 100), (7, -3), textcoords="offset points", color="0.3")
+    speeds = {
+        specs[name]["num_key_value_layers"]: numbers.value(Case(model["name"], name, "auto"), "speedup", point)
+        for name in entry["served"]
+        if specs[name]
+    }
+    lowest: dict[int, float] = {}
+    parts = dict.fromkeys(line.part for line in lines(entry))
+    for appearance, part in zip(_LOOKS, parts, strict=False):
+        for case in (line.case for line in lines(entry) if line.part == part and specs[line.case.variant]):
+            kept = numbers.find(case, "passage_kept_percent")
+            layers = specs[case.variant]["num_key_value_layers"]
+            if not kept or kept["value"] is None or not (speed := speeds.get(layers)):
+                continue
+            color, value = appearance.color, kept["value"]
+            reach = [[value - kept["low"]], [kept["high"] - value]]
+            axis.errorbar(speed, value, reach, fmt=appearance.marker, color=color, markersize=6, capsize=2)
+            axis.annotate(f"{value:.0f} %  {part}", (speed, value), (8, -3), textcoords="offset points", color=color)
+            lowest[layers] = min(kept["low"], lowest.get(layers, 100))
+    for layers, low in lowest.items():
+        words = f"prompts skip {total - layers} of {total} layers:\n{speeds[layers]:.2f}× as fast"
+        axis.annotate(
+            words, (speeds[layers], low), (0, -8), textcoords="offset points", ha="center", va="top", weight="bold"
+        )
+    axis.set(
+        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.6), ylim=(-18, 106),
+        xlabel="Throughput, times the unchanged model's",
+        ylabel="Of a passage in the prompt,\nthe model can still use (%)",
+    )  # fmt: skip
+    axis.xaxis.set_major_formatter("{x:g}×")
+    return Drawing(figure, numbers.data)
