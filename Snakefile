@@ -7,7 +7,10 @@ min_version("9.20")
 PROJECT = os.fspath(workflow.current_basedir)
 
 
+# As pipeline.config.FILES
 configfile: f"{PROJECT}/config.yaml"
+configfile: f"{PROJECT}/config/beyond.yaml"
+configfile: f"{PROJECT}/config/planning.yaml"
 configfile: f"{PROJECT}/artifacts.yaml"
 
 

@@ -7,12 +7,11 @@ import copy
 from functools import cache
 from pkgutil import resolve_name
 
-from snakemake.utils import update_config
-from tests.programs import ROOT, read_yaml
+from tests.programs import ROOT
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import KINDS
-from pipeline.config import Config
+from pipeline.config import Config, load
 from pipeline.records import describe_spec
 from swiftkv.io import read_json, write_json
 from swiftkv.section import read
@@ -36,10 +35,7 @@ def shipped(pattern):
 
 @cache
 def _scale(name):
-    config = read_yaml(ROOT / "config.yaml") | read_yaml(ROOT / "artifacts.yaml")
-    if name:
-        update_config(config, read_yaml(ROOT / f"profiles/{name}/override.yaml"))
-    return config
+    return load(*([ROOT / f"profiles/{name}/override.yaml"] if name else []))
 
 
 def scale(name=""):

@@ -7,6 +7,7 @@ import datasets
 from tests.conftest import byte_tokenizer
 from tests.programs import ROOT, read_yaml, write_lines
 
+from pipeline.config import load
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -64,7 +65,7 @@ def arrow_file(folder):
     return next((folder / "table").glob("*.arrow"))
 
 
-PAPER, LOCAL = (read_yaml(ROOT / file)["tasks"] for file in ("config.yaml", "profiles/local/override.yaml"))
+PAPER, LOCAL = load()["tasks"], read_yaml(ROOT / "profiles/local/override.yaml")["tasks"]
 
 
 def entry(name, **changes):

@@ -6,6 +6,7 @@ import pytest
 from tests.programs import ROOT, read_yaml
 
 from pipeline.artifacts.published import read_csv
+from pipeline.config import load
 
 TABLES = {file.stem: file for file in (ROOT / "resources/paper").glob("*.csv")}
 TASKS = ("arc-challenge", "winogrande", "hellaswag", "truthfulqa", "mmlu", "mmlu-cot", "gsm8k")
@@ -68,7 +69,7 @@ def test_table_4_repeats_others(tables):
 
 
 def test_values_are_about_artifacts_and_models_that_are_known(tables, artifacts):
-    config = read_yaml(ROOT / "config.yaml")
+    config = load()
     models = {settings.get("published", name) for name, settings in config["models"].items()}
     for row in tables["values"]:
         assert row["model"] in {*models, ""} and row["variant"] in {*config["variants"], ""}, row

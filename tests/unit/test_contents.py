@@ -10,7 +10,7 @@ import yaml
 from matplotlib.figure import Figure
 from snakemake.utils import update_config
 from tests.conftest import refused
-from tests.programs import ROOT
+from tests.programs import ROOT, read_yaml
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import PAPER, made, typed
 
@@ -253,3 +253,19 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     update_config(config, change)
     with refused(rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
         checked_records(contents.resolve(typed(config), artifact), needed)
+
+
+def test_config_yaml_has_what_the_paper_and_the_blog_show_and_nothing_else():
+    config = typed(helpers.scale())
+    shown = {"models": set(), "variants": set(), "recipes": set(), "tasks": set(), "points": set()}
+    for entry in (entry for entry in config.entries.values() if entry["source"] != "ours"):
+        for part in entry.get("parts", [entry]):
+            shown["models"] |= {config.roles[role] for role in part.get("models", [])}
+            shown["variants"] |= {variant for variant, _ in contents.cases(config, part.get("variants", []))}
+        for section in ("tasks", "points"):
+            shown[section] |= set(contents.members(config, section, entry.get(section, [])))
+    shown["recipes"] = {config.variants[name].recipe for name in shown["variants"]} - {None}
+    paper, ours = (read_yaml(ROOT / name) for name in ("config.yaml", "config/beyond.yaml"))
+    for section, names in shown.items():
+        stated, added = (one["serving"][section] if section == "points" else one[section] for one in (paper, ours))
+        assert stated.keys() == names and not names & (added.keys() - stated.keys()), section

@@ -10,7 +10,7 @@ from tests.programs import ROOT, run
 pytestmark = pytest.mark.thorough
 
 PAGES = sorted((ROOT / "docs/adding").glob("*.md"))
-PROJECT = ("Snakefile", "config.yaml", "artifacts.yaml", "profiles", "resources", "src", "workflow")
+PROJECT = ("Snakefile", "config.yaml", "config", "artifacts.yaml", "profiles", "resources", "src", "workflow")
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ import zipfile
 
 from tests.programs import ROOT, snakemake, succeed
 
-CONFIGURATION = [ROOT / "config.yaml", ROOT / "artifacts.yaml", ROOT / "profiles/smoke/override.yaml"]
+from pipeline.config import FILES
+
+CONFIGURATION = [*FILES, ROOT / "profiles/smoke/override.yaml"]
 OUTER = """
 module swiftkv:
     snakefile: "{root}/Snakefile"

@@ -34,7 +34,7 @@ def project(tmp_path):
     """The project with an environment of each kind, whose Pythons only note that they were started; its path has a space."""
     tmp_path /= "my project"
     tmp_path.mkdir()
-    for name in ("src", "workflow", "resources"):
+    for name in ("src", "workflow", "resources", "config"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     for name in ("Snakefile", "config.yaml", "artifacts.yaml"):

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from tests.programs import ROOT, read_yaml, snakemake, write_model
 
+from pipeline.config import load
 from pipeline.run.jobs import dry_run
 
-RECIPES = read_yaml(ROOT / "config.yaml")["recipes"]
+RECIPES = load()["recipes"]
 FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
 SIZES = (ROOT / "resources/architectures/llama-3.2-1b.json").read_text()
 DRAWN = {"table", "figure", "report_page"}

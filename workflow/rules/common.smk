@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.logging import logger
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
-from pipeline.config import load_yaml
+from pipeline.config import FILES, load_yaml
 from pipeline.config.settings import FAMILIES, Prompts, Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked, refuse_replaced_configuration
@@ -22,11 +22,7 @@ from pipeline.sources import with_state
 try:
     refuse_replaced_configuration(sys.argv, workflow.overwrite_configfiles)
     # Snakemake itself lets a duplicate key win silently.
-    for file in (
-        f"{PROJECT}/config.yaml",
-        f"{PROJECT}/artifacts.yaml",
-        *workflow.overwrite_configfiles,
-    ):
+    for file in (*FILES, *workflow.overwrite_configfiles):
         load_yaml(file)
     scale = checked(config)
 except UserError as error:

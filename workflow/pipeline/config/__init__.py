@@ -37,6 +37,8 @@ from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
+# Of every scale, each laid over those before it; then come a profile's.
+FILES = [PROJECT / name for name in ("config.yaml", "config/beyond.yaml", "config/planning.yaml", "artifacts.yaml")]
 
 
 class _Loader(yaml.CSafeLoader):  # the fast one: every job of a cluster reads the configuration twice
@@ -69,6 +71,20 @@ def load_yaml(file: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} has no keys at its top level, such as `models:`")
     return content
+
+
+def load(*files: str | Path) -> dict[str, Any]:
+    """Read the files of every scale and further ones, each laid over those before it, as Snakemake does.
+
+    Raises:
+        UserError: as `load_yaml`.
+    """
+    from snakemake.utils import update_config
+
+    config: dict[str, Any] = {}
+    for file in (*FILES, *files):
+        update_config(config, load_yaml(file))
+    return config
 
 
 class Config(Section):

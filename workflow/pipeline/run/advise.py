@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 from huggingface_hub import HfApi
 
-from pipeline.config import PROJECT, Config, check, load_yaml, model_config
+from pipeline.config import Config, check, load, model_config
 from pipeline.run.estimate import HOUR, Work
 from pipeline.run.jobs import PlannedJob, Profile, Resources, read_config, read_profile
 from pipeline.run.plan import count, make_plan, summary, table
@@ -253,7 +253,7 @@ def limits(
         gpus: of its jobs.
         size, description: the model's.
     """
-    settings = load_yaml(PROJECT / "config.yaml") | load_yaml(PROJECT / "artifacts.yaml")
+    settings = load()
     settings["models"][name] = entry
     config, arch, layers = check(settings), size.dimensions, size.layers
     memory = gpus["serve"] * CARD * config.serving.engine.gpu_memory_utilization

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import contents
-from pipeline.config import PROJECT, Config, check, load_yaml
+from pipeline.config import PROJECT, Config, check, load, load_yaml
 from pipeline.config.local import check_local_sources
 from pipeline.gpus import python_of_jobs
 from pipeline.stages import rule_of, stage_of
@@ -256,10 +256,8 @@ def read_config(profile: Profile, added: Mapping[str, Any] | None = None) -> Con
     """
     from snakemake.utils import update_config
 
-    config: dict[str, Any] = {}
-    files = (PROJECT / "config.yaml", PROJECT / "artifacts.yaml", *profile.configfiles)
-    for content in (*map(load_yaml, files), added or {}):
-        update_config(config, content)
+    config = load(*profile.configfiles)
+    update_config(config, added or {})
     return checked(config, profile.directory)
 
 
