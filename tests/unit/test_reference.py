@@ -160,11 +160,13 @@ def test_missing_records_and_numbers_are_disagreements(run, compared):
     assert compared(whole, reference=whole | {SCORE: unavailable}).disagreements == []
 
 
-@pytest.mark.parametrize(("now", "disagreements"), [("other direction", 1), ("undecided", 0), ("same direction", 0)])
+@pytest.mark.parametrize(
+    ("now", "disagreements"), [("does not hold here", 1), ("unclear", 0), ("points the same way", 0)]
+)
 def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, disagreements):
-    for name, verdict in (("reference", "same direction"), ("run", now)):
+    for name, verdict in (("reference", "points the same way"), ("run", now)):
         (tmp_path / name / "tables").mkdir(parents=True)
-        lines = f"id,text,place,verdict\na,it is fast,Sec. 1,{verdict}\n"
+        lines = f"id,text,place,verdict,orientation\na,it is fast,Sec. 1,not tested,{verdict}\n"
         (tmp_path / name / "tables/claims.csv").write_text(lines)
     assert len(compared(run).disagreements) == disagreements
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AGREES, SAME, OTHER, UNDECIDED, UNMEASURED = VERDICTS = (
-    "agrees", "same direction", "other direction", "undecided", "not measured",
+    "confirmed", "points the same way", "does not hold here", "unclear", "not tested",
 )  # fmt: skip
 BENCHMARKS = 7  # in the sources' averages
 PANEL = "panel"  # the artifact whose average judges where those benchmarks are at chance
@@ -49,6 +49,7 @@ class Claim(NamedTuple):
     unit: str = ""
     note: str = ""
     own: bool = False
+    general: bool = False
 
     @property
     def cells(self) -> list[Cell]:
@@ -113,6 +114,11 @@ class Results(NamedTuple):
             return metric in self.chances and rows["low"].max() <= 100 * self.chances[metric]
         tasks = {Path(file).stem for files in rows["file"] for file in files.split(";")}
         return bool(tasks) and rows["low"].max() <= 100 * fmean(self.chances.get(task, 1.0) for task in tasks)
+
+    def on_another_model(self, claim: Claim) -> bool:
+        """Return True if a claim about certain models was measured on others."""
+        models = {cell["role"]: self.roles[cell["role"]] for cell in claim.cells}
+        return not claim.general and any(model["published"] != MODELS[role] for role, model in models.items())
 
     def titles(self, claim: Claim) -> list[str]:
         """Return the titles of a claim's models; raises `Unmeasured` if a role has none, or two roles have the same."""

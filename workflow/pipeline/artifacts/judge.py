@@ -45,25 +45,38 @@ COLUMNS = {
 
 
 class Verdict(NamedTuple):
-    """A verdict with the measured quantity, or the measured status as text, and the reason."""
+    """A verdict with the measured quantity, or the measured status as text, and the reason.
+
+    `orientation` is the verdict that another model than the claim's gives.
+    """
 
     verdict: str
     quantity: Estimate | None = None
     text: str = ""
     models: Sequence[str] = ()
     reason: str = ""
+    orientation: str = ""
 
 
 def judge(claim: Claim, results: Results) -> Verdict:
     """Judge a claim; the verdict is never certain without a measured interval.
 
-    * agrees: on the stated case, or by arithmetic, the value is as stated.
-    * same direction: the whole interval lies within the claim's weaker form.
-    * other direction: the whole interval lies outside of the weaker form.
-    * undecided: neither, or nothing was measured twice, or what holds for several cases was measured in one.
-    * not measured: with the reason.
+    * confirmed: on the stated case, or by arithmetic, the value is as stated.
+    * points the same way: the whole interval lies within the claim's weaker form.
+    * does not hold here: the whole interval lies outside of the weaker form.
+    * unclear: neither, or nothing was measured twice, or what holds for several cases was measured in one.
+    * not tested: with the reason; of a claim about another model than the measured one, with the verdict of that one.
+    """
+    judged = _judge(claim, results)
+    if judged.verdict == UNMEASURED or not claim.cells or not results.on_another_model(claim):
+        return judged
+    return judged._replace(verdict=UNMEASURED, orientation=judged.verdict)
 
-    If the paper's benchmarks are at chance, an average is that of the panel; without a panel, the claim is undecided.
+
+def _judge(claim: Claim, results: Results) -> Verdict:
+    """Judge a claim by the models that ran.
+
+    If the paper's benchmarks are at chance, an average is that of the panel; without a panel, the claim is unclear.
     """
     if claim.arguments:
         value = exact(_ARITHMETIC[claim.how](*claim.arguments))
@@ -247,11 +260,13 @@ def _line(about: str, claim: Claim, judged: Verdict) -> Row:
     value, _, low, high = judged.quantity or (None,) * 4
     measured = judged.text if value is None else show_interval(value, low, high, "s3") + unit
     models = ", ".join(judged.models)
+    orientation = f", for orientation: {judged.orientation}" if judged.orientation else ""
     return {
         "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": judged.verdict,
+        "orientation": judged.orientation,
         "value": value, "low": low, "high": high, "unit": claim.unit,
         "bounds": f"{stated}{unit}{weaker}",
-        "measured": f"{measured}\n{models}".strip(), "model": models, "reason": judged.reason, "note": claim.note,
+        "measured": f"{measured}\n{models}{orientation}".strip(), "model": models, "reason": judged.reason, "note": claim.note,
     }  # fmt: skip
 
 

@@ -177,9 +177,10 @@ def compare(reference: Path, results: Path, only: Collection[str] | None = None)
         comparison.disagreements.append(f"{len(absent)} of {len(wanted)} records are missing: {some(absent)}")
     before = verdicts(reference)
     for claim, line in verdicts(results).items():
-        both = {line["verdict"], before.get(claim, line)["verdict"]}
+        now, then = (one.get("orientation") or one["verdict"] for one in (line, before.get(claim, line)))
+        both = {now, then}
         if len(both) == 2 and OTHER in both and not both & {UNDECIDED, UNMEASURED}:
-            turned = f"{line['verdict']}, in the reference {before[claim]['verdict']}"
+            turned = f"{now}, in the reference {then}"
             comparison.disagreements.append(f"claim {line['text']!r} ({line['place']}): {turned}")
     return comparison
 
