@@ -117,7 +117,7 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
     if most and size.bytes > SERVED * CARD * most:
         raise UserError(
             f"{title} has {size.bytes / GIGA:.0f} GB of weights, more than the {count(most, 'GPU')} of 80 GB that a job has with "
-            f"profile {profile.folder.name} can serve, so {output} is not written; take a smaller or an FP8 checkpoint, or a "
+            f"profile {profile.folder.name} can serve, so {output} is not written; take a smaller checkpoint, or a "
             "profile with more"
         )
     if total and (trained := min(gpus["distill"], total)) < gpus["distill"]:
