@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import subprocess
@@ -42,7 +43,32 @@ BESIDE = {
     "sliding windows": ("sliding_window",),
     "parts beside the language model": ("text_config",),
 }
-HEADER = "# Written by `make advise`. workflow/pipeline/config/settings.py describes every key.\n"
+CONFIGURATION = """\
+# Written by `make advise`. workflow/pipeline/config/settings.py describes every key.
+models:
+  {name}:
+    title: {title}
+    source: {source}
+    model_type: {model_type}
+    num_hidden_layers: {layers}
+    num_key_value_layers: {reductions}
+    zero_stage: {zero_stage}
+    nodes: {{distill: {nodes}}}
+    gpus: {gpus}
+    unavailable: {unavailable}
+artifacts:
+  {table}:
+    kind: table
+    source: ours
+    section: 7 Beyond the paper
+    title: quality with SingleInputKV and AcrossKV
+    caption: Table 2 of another model.
+    models: [{name}]
+    variants: {variants}
+    tasks: benchmarks
+    panels:
+      - columns: [prefill_reduction_percent, kv_cache_reduction_percent, tasks, average]
+"""
 
 
 def advise(model: str, profile: Profile, output: Path, *, measure: bool = False) -> Iterator[str]:
@@ -67,38 +93,39 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
     reason = not_served(row, size, processor=not most)
     reductions = layers_by_reduction(size.layers)
     first = "40" if size.parameters < LARGE and "40" in reductions else "50"
-    entry = {
+    group = max(group for group in GROUPS if group <= size.layers - reductions["50"])
+    across = [f"swiftkv-50-across{group}"] if group > 1 else []
+    values = {
+        "name": name,
+        "table": f"{name}_quality",
         "title": title,
         "source": source or {"hub": "org/name"},
         "model_type": description["model_type"],
-        "num_hidden_layers": size.layers,
-        "num_key_value_layers": reductions,
+        "layers": size.layers,
+        "reductions": reductions,
         "zero_stage": 2 if size.bytes < CARD / 4 else 3,
-        "nodes": {"distill": max(1, min(gpus["distill"], total) // max(1, most))},
+        "nodes": max(1, min(gpus["distill"], total) // max(1, most)),
         "gpus": {job: min(number, total if job == "distill" else most) for job, number in gpus.items()},
+        "unavailable": {"serving": reason} if reason else None,
+        "variants": list(dict.fromkeys(["baseline", f"swiftkv-{first}", "swiftkv-50", *across])),
     }
-    if reason:
-        entry["unavailable"] = {"serving": reason}
+    text = CONFIGURATION.format(**{key: json.dumps(value) for key, value in values.items()})
+    added = yaml.safe_load(text)
     yield possible(title, row, size, reason)
-    yield from limits(name, entry, gpus, size, description)
+    yield from limits(name, added["models"][name], gpus, size, description)
     yield advice(size, reductions[first])
     if most and size.bytes > SERVED * CARD * most:
         raise UserError(
-            f"{title} has {size.bytes / GIGA:.0f} GB of weights, for which the {count(most, 'GPU')} of 80 GB that a job has with "
-            f"profile {profile.folder.name} are too few, so {output} is not written; take a smaller or an FP8 checkpoint, or a "
+            f"{title} has {size.bytes / GIGA:.0f} GB of weights, more than the {count(most, 'GPU')} of 80 GB that a job has with "
+            f"profile {profile.folder.name} can serve, so {output} is not written; take a smaller checkpoint, or a "
             "profile with more"
         )
-    if total and (trained := entry["gpus"]["distill"]) < gpus["distill"]:
+    if total and (trained := min(gpus["distill"], total)) < gpus["distill"]:
         yield f"A training is meant for {count(gpus['distill'], 'GPU')}; with {trained} its states may not fit into memory."
-    added = {
-        "models": {name: entry},
-        "artifacts": {f"{name}_quality": quality(name, first, size.layers - reductions["50"])},
-    }
     config = read_config(profile, added)
     if not source:
         yield f"{output} is not written, as no weights lie beside this config.json: name their folder, or org/name"
         return
-    text = HEADER + yaml.safe_dump(added, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
     if output.exists() and text_of(output) != text:
         raise UserError(f"{output} exists with other content; choose another file with OUTPUT=")
     write_text(output, text)
@@ -207,29 +234,6 @@ def not_served(row: Architecture, size: Size, *, processor: bool) -> str:
         return "some layers have a sliding window and some have not"
     head = size.dimensions.head_dim
     return "" if head in HEAD_SIZES else f"on processors vLLM has no heads of {head} elements"
-
-
-def quality(name: str, first: str, skipped: int) -> dict[str, Any]:
-    """Return the artifact with the benchmarks of a model.
-
-    Args:
-        name: of the model.
-        first: the prefill reduction that is advised.
-        skipped: layers above l at 50 %, of which the largest AcrossKV group is one.
-    """
-    group = max(group for group in GROUPS if group <= skipped)
-    variants = ["baseline", f"swiftkv-{first}", "swiftkv-50", *([f"swiftkv-50-across{group}"] if group > 1 else [])]
-    return {
-        "kind": "table",
-        "source": "ours",
-        "section": "7 Beyond the paper",
-        "title": "quality with SingleInputKV and AcrossKV",
-        "caption": "Table 2 of another model.",
-        "models": [name],
-        "variants": list(dict.fromkeys(variants)),
-        "tasks": "benchmarks",
-        "panels": [{"columns": ["prefill_reduction_percent", "kv_cache_reduction_percent", "tasks", "average"]}],
-    }
 
 
 def possible(title: str, row: Architecture, size: Size, reason: str) -> str:
