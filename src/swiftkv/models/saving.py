@@ -37,8 +37,8 @@ def save_model(
             number format.
     """
     tensors = model.state_dict() if state_dict is None else state_dict
-    if base is not None:
-        dtype = base_dtype(Path(base))
+    dtype = None if base is None else base_dtype(Path(base))
+    if dtype is not None:
         tensors = {name: tensor.to(dtype) for name, tensor in tensors.items() if "_swiftkv." in name}
     if not keep_teacher_qkv:
         unused = model.teacher_projection_names()
