@@ -138,6 +138,19 @@ def test_shorter_prompts_and_less_training_are_named_whatever_selects_the_rows()
     assert judged.verdict == SAME and "1,000 training tokens" in judged.reason
 
 
+def test_requests_of_any_point_that_are_not_as_stated_are_named():
+    fast = claim("least", [cell("speedup", artifact="figure3")], (1.75, 1.95), GAIN)
+    whole = {"input_tokens": 2000, "output_tokens": 256, "total_tokens": 1_250_000, "repeats": 12}
+    for change, why in (
+        ({}, "own case"),
+        ({"output_tokens": 16}, "requests of 16 output tokens"),
+        ({"repeats": 1}, "requests of 1,250,000 tokens in all"),
+    ):
+        points = {"first": whole, "last": whole | {"input_tokens": 128000} | change}
+        rows = frame(measured("speedup", 1.8, 1.75, 1.85, point=point) for point in points)
+        assert why in judge(fast, Results({"figure3": with_settings(rows, points)}, ROLES)).reason
+
+
 def test_one_measurement_does_not_confirm_what_holds_for_several():
     fast, point = claim("least", [cell("speedup")], (1.75, 1.95), GAIN), measured("speedup", 1.8, 1.75, 1.85, at=1)
     assert judge(fast, results(point)).verdict == UNDECIDED

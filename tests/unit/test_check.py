@@ -254,5 +254,7 @@ def test_the_sources_of_planned_jobs():
     assert found["meta-llama/Llama-3.1-8B-Instruct"].gated and not found["openai/gsm8k"].optional
     both = [Download("data set", "openai/gsm8k", optional=True), Download("questions", "openai/gsm8k")]
     assert [item.what for item in once(both)] == ["questions"]  # which a run does not go on without
+    marked = [Download("model", "org/m"), Download("tokenizer", "org/m", gated=True, template=True)]
+    assert [(item.what, item.gated, item.template) for item in once(marked)] == [("model", True, True)]
     alone = fetched(("resolve_model", {"model": "llama-3.1-8b-base"}))
     assert alone["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(TOKENIZER_FILES)
