@@ -99,6 +99,9 @@ def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluste
     long = jobs(("distill", GPU_JOB | {"slurm_partition": "h100", "runtime": 2880}))
     (sentence,), _ = slurm.verdict(long, unknown)
     assert "SLURM says" in sentence and "longest_runtime" in sentence
+    monkeypatch.delenv("ENFORCED")  # then the job would wait for ever
+    (sentence,), _ = slurm.verdict(long, unknown)
+    assert "partition h100 has a time limit of 1440 minutes" in sentence and "longest_runtime" in sentence
 
 
 def test_a_misspelt_limit_of_a_partition_is_one_sentence(cluster):
