@@ -216,6 +216,16 @@ def test_roles_and_gaps_are_reasons(role, rows, more, reason):
     assert reason in judge(claim("cell", [cell(role=role)], GAIN), results(*rows, **more)).reason
 
 
+def test_a_variant_that_stands_in_for_a_stated_one_is_named():
+    several = claim("least", [cell("speedup", variant=["swiftkv-40", "swiftkv-50"])], (1.75, 1.95), GAIN)
+    rows = [measured("speedup", 1.8, 1.75, 1.85, point=name) for name in ("a", "b")]
+    judged = judge(several, results(*rows, stand_ins={"swiftkv-40": "swiftkv-50"}))
+    assert judged.verdict == SAME and "swiftkv-50 stands in for swiftkv-40" in judged.reason
+    alone = claim("cell", [cell("speedup", variant="swiftkv-40")], GAIN)
+    judged = judge(alone, results(*rows, stand_ins={"swiftkv-40": "swiftkv-50"}))
+    assert judged.verdict == UNMEASURED and "swiftkv-50 stands in for swiftkv-40" in judged.reason
+
+
 def test_without_any_number_nothing_is_measured():
     """As at a scale that measures other points, rates and tasks."""
     nothing = Results(dict.fromkeys(ARTIFACTS, with_settings(frame([]), {})), ROLES)

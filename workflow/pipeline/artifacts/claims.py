@@ -83,12 +83,14 @@ class Results(NamedTuple):
         roles: role -> its model (name, title, published), None if there is none.
         absent: artifact -> why it is not made.
         chances: task -> the share that guessing gets right.
+        stand_ins: variant -> the one that is made in its place at this scale.
     """
 
     tables: Mapping[str, pd.DataFrame]
     roles: Content
     absent: Mapping[str, str] = {}
     chances: Mapping[str, float] = {}
+    stand_ins: Mapping[str, str] = {}
 
     def table(self, artifact: str) -> pd.DataFrame:
         """Return the rows of an artifact; raises `Unmeasured` if it is not made."""
@@ -132,7 +134,8 @@ class Results(NamedTuple):
             if name in cell:
                 rows = rows[rows[name].isin(_listed(cell[name]))]
         rows = rows.assign(depth=100 * rows["at"] / (rows["at"].max() + 2))  # the last layer has no number
-        deviations = []
+        variants = _listed(cell["variant"])
+        deviations = [f"{self.stand_ins[name]} stands in for {name}" for name in variants if name in self.stand_ins]
         for name, words in _PLACES.items():
             if name in cell and len(rows):
                 ends, values = _listed(cell[name]), rows[name]
@@ -148,9 +151,8 @@ class Results(NamedTuple):
             rows = rows[lowest == (cell["rate"] == "lowest")]
         known = rows[rows["value"].notna()] if claim.how != "status" else rows
         if not len(known):
-            why = next(filter(None, rows["reason"]), "not measured")
-            variants = " or ".join(_listed(cell["variant"]))
-            raise Unmeasured(f"{cell['artifact']} has no {cell['metric']} of {variants}: {why}")
+            why = next(filter(None, [*rows["reason"], *deviations]), "not measured")
+            raise Unmeasured(f"{cell['artifact']} has no {cell['metric']} of {' or '.join(variants)}: {why}")
         return known, [*self._deviations(cell, known), *deviations]
 
     def _deviations(self, cell: Cell, rows: pd.DataFrame) -> Iterator[str]:
