@@ -117,6 +117,19 @@ def test_requests_of_all_stated_lengths_are_the_stated_case(longest, verdict):
     assert judge(fast, Results({"figure3": table}, ROLES)).verdict == verdict
 
 
+def test_requests_of_any_point_that_are_not_as_stated_are_named():
+    fast = claim("least", [cell("speedup", artifact="figure3")], (1.75, 1.95), GAIN)
+    whole = {"input_tokens": 2000, "output_tokens": 256, "total_tokens": 1_250_000, "repeats": 12}
+    for change, why in (
+        ({}, "own case"),
+        ({"output_tokens": 16}, "requests of 16 output tokens"),
+        ({"repeats": 1}, "requests of 1,250,000 tokens in all"),
+    ):
+        points = {"first": whole, "last": whole | {"input_tokens": 128000} | change}
+        rows = frame(measured("speedup", 1.8, 1.75, 1.85, point=point) for point in points)
+        assert why in judge(fast, Results({"figure3": with_settings(rows, points)}, ROLES)).reason
+
+
 def test_an_average_at_chance_is_undecided_without_a_panel():
     files = "results/winogrande.json"
     rows = [measured("average", 30.0, 28.0, 31.0, variant=name, file=files) for name in ("a", "b")]
@@ -145,6 +158,16 @@ def test_a_task_whose_score_of_guessing_is_unknown_does_not_lower_that_of_the_av
 )
 def test_roles_and_gaps_are_reasons(role, rows, more, reason):
     assert reason in judge(claim("cell", [cell(role=role)], GAIN), results(*rows, **more)).reason
+
+
+def test_a_variant_that_stands_in_for_a_stated_one_is_named():
+    several = claim("least", [cell("speedup", variant=["swiftkv-40", "swiftkv-50"])], (1.75, 1.95), GAIN)
+    rows = [measured("speedup", 1.8, 1.75, 1.85, point=name) for name in ("a", "b")]
+    judged = judge(several, results(*rows, stand_ins={"swiftkv-40": "swiftkv-50"}))
+    assert judged.verdict == SAME and "swiftkv-50 stands in for swiftkv-40" in judged.reason
+    alone = claim("cell", [cell("speedup", variant="swiftkv-40")], GAIN)
+    judged = judge(alone, results(*rows, stand_ins={"swiftkv-40": "swiftkv-50"}))
+    assert judged.verdict == UNMEASURED and "swiftkv-50 stands in for swiftkv-40" in judged.reason
 
 
 # The sources' own numbers, with the errors that independent answers to their benchmarks' questions have

@@ -2,7 +2,9 @@
 
 import json
 
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from tests.conftest import refused
 from tests.unit.artifact_helpers import (
     CPU,
@@ -17,8 +19,11 @@ from tests.unit.artifact_helpers import (
     throughput,
 )
 
+from pipeline.artifacts.drawing import look, wide_axis
 from pipeline.artifacts.frame import measured
 from pipeline.artifacts.records import Record, checked_records, read_records
+
+VARIANTS = ("baseline", "swiftkv-50")
 
 
 def rows(*records, **wanted):
@@ -130,3 +135,35 @@ def test_other_questions_are_refused(tmp_path):
     shown = {"models": ["small"], "variants": ["baseline", "swiftkv-50"], "tasks": ["winogrande"]}
     with refused("differ in questions of winogrande"):
         made(resolved("table", **shown, panels=[{"columns": ["tasks"]}]), scores=saved(tmp_path, asked))
+
+
+def test_a_record_of_an_older_version_is_refused_in_a_sentence():
+    older = latency_result([1])
+    del older["rates"][0]["runs"]
+    untimed = throughput("baseline", "batch-2k", 100.0)
+    del untimed["result"]["samples_seconds"]
+    for record in (served("latency", "baseline", older, settings={"request_rates": [1]}), untimed):
+        with refused("was written by an older version .*; delete it and run again"):
+            rows(record, metric="x")
+
+
+def test_answers_of_one_token_have_no_reduction_of_the_time_per_token():
+    """Of the baseline alone, as with chats, whose answers end where the model ends them."""
+    records = [served("latency", name, latency_result([1]), settings={"request_rates": [1]}) for name in VARIANTS]
+    (run,) = records[0]["result"]["rates"][0]["runs"]
+    records[0]["result"]["rates"][0]["runs"] = [run | {"tpot_ms": {"mean": 0.0, "median": 0.0, "p99": 0.0}}]
+    assert rows(*records, metric="tpot_reduction_percent", variant=VARIANTS[1]).empty
+    assert len(rows(*records, metric="ttft_reduction_percent", variant=VARIANTS[1])) == 1
+
+
+def test_an_axis_of_speed_ups_begins_at_zero_and_one_of_losses_below():
+    for values, least in (([1.3, 1.5], 0), ([-0.5, 0.9], -0.5)):
+        axis = Figure().subplots()
+        axis.plot([1, 2], values)
+        wide_axis(axis.yaxis, pd.Series(values))
+        bottom = axis.get_ylim()[0]
+        assert bottom == 0 if least == 0 else bottom < least
+
+
+def test_a_variant_of_any_name_has_a_line_and_trainings_have_points():
+    assert look("trained-mine").joined and not look("trained, tuned").joined

@@ -100,6 +100,9 @@ def test_a_time_limit_that_slurm_enforces_is_one_problem_and_none_is_none(cluste
     long = jobs(("distill", GPU_JOB | {"slurm_partition": "h100", "runtime": 2880}))
     (sentence,), _ = slurm.verdict(long, unknown)
     assert "SLURM says" in sentence and "longest_runtime" in sentence
+    monkeypatch.delenv("ENFORCED")  # then the job would wait for ever
+    (sentence,), _ = slurm.verdict(long, unknown)
+    assert "partition h100 has a time limit of 1440 minutes" in sentence and "longest_runtime" in sentence
 
 
 @pytest.mark.parametrize(
@@ -281,5 +284,7 @@ def test_the_sources_of_planned_jobs():
     assert found["meta-llama/Llama-3.1-8B-Instruct"].gated and not found["openai/gsm8k"].optional
     both = [Download("data set", "openai/gsm8k", optional=True), Download("questions", "openai/gsm8k")]
     assert [item.what for item in once(both)] == ["questions"]  # which a run does not go on without
+    marked = [Download("model", "org/m"), Download("tokenizer", "org/m", gated=True, template=True)]
+    assert [(item.what, item.gated, item.template) for item in once(marked)] == [("model", True, True)]
     alone = fetched(("resolve_model", {"model": "llama-3.1-8b-base"}))
     assert alone["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(TOKENIZER_FILES)

@@ -8,7 +8,7 @@ from tests.conftest import byte_tokenizer, refused
 from tests.programs import ROOT, write_lines
 from tests.unit.measure_helpers import REPORT, point
 
-from pipeline.measure.client import chat_prompts, random_prompts, rate_result
+from pipeline.measure.client import chat_prompts, choose_questions, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, of_runs, search, sustained
 from swiftkv.io import read_json
@@ -59,6 +59,16 @@ def test_chats_go_through_the_template(tmp_path):
     assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
     with refused("no chat whose opening fits into 3 tokens"):
         chat_prompts(tmp_path / "m", chats, 3, 0)
+
+
+def test_questions_are_the_first_message_of_a_chat_and_its_answer(tmp_path):
+    chats, asked = tmp_path / "chats.jsonl", {"role": "user", "content": "Title: T\nBackground: B\nQuestion: Q"}
+    answer = {"role": "assistant", "content": "one\ntwo"}
+    write_lines(chats, [{"messages": [asked, answer, asked, answer]}])
+    assert choose_questions(chats, 1, 0) == [["Title: T", "Background: B", "Question: Q", "one", "two"]]
+    write_lines(chats, [{"messages": [asked]}])
+    with refused("must have Title, Background and Question, and an answer"):
+        choose_questions(chats, 1, 0)
 
 
 def queue(capacity, service=0.1, window=300.0, asked=None):

@@ -42,7 +42,7 @@ def test_the_parts_name_what_they_import():
     extras, base = PROJECT["optional-dependencies"], named(PROJECT["dependencies"])
     assert base == needed("base") - {"vllm"}  # vLLM loads the plugin, not the other way round
     assert named(extras["train"]) == needed("train") - base
-    assert named(extras["pipeline"]) - RUN == needed("pipeline") - base - {"deepspeed", "vllm", "psutil"} - RUN
+    assert named(extras["pipeline"]) - RUN == needed("pipeline") - base - {"deepspeed", "vllm"} - RUN
     assert named(extras["pipeline"]) >= RUN
     assert f"vllm>={TESTED[0]}" in extras["serve"]
 

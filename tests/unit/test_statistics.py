@@ -1,6 +1,7 @@
 """Confidence intervals: against scipy, published values, and coverage in simulations."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -120,3 +121,14 @@ def test_a_rank_correlation_is_as_sure_as_the_order_of_its_numbers():
     assert of((9, 7, 8, 1))[2:] == pytest.approx((-0.8, -0.8))
     assert of((1, 5, 7, 9)).value == pytest.approx(1)
     assert of((1, 5, 7, 9), error=9).low < 0
+
+
+def test_the_interval_of_many_turns_is_fast_and_goes_on_from_the_exact_one(monkeypatch):
+    values = np.random.default_rng(2).normal(0, 1, 60).tolist()
+    found = hodges_lehmann(values)
+    monkeypatch.setattr("pipeline.statistics.LARGE", 60)
+    assert found == pytest.approx(hodges_lehmann(values), abs=0.01)
+    monkeypatch.undo()
+    started = time.monotonic()
+    found = hodges_lehmann(np.random.default_rng(3).normal(0, 1, 1100))
+    assert time.monotonic() - started < 2 and -0.15 < found.low < 0 < found.high < 0.15

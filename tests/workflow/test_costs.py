@@ -62,6 +62,14 @@ def test_the_paper_scale_is_planned():
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
 
 
+def test_a_plan_without_the_hub_has_gaps_and_their_reason(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("models: {llama-3.1-8b: {source: {hub: org/never-seen}, architecture: null}}")
+    done = plan("--profile", "slurm", "--configfile", str(mine), "results/similarity/llama-3.1-8b.json")
+    assert done.returncode == 0, done.stderr
+    assert "GPU-hours   ?" in done.stdout and "the hub cannot be reached" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

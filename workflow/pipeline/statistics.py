@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
+LARGE = 50  # values from which on the signed-rank sum is taken for normal; up to here it is exact
 MANY = 8  # turns from which on no distribution is assumed; of 5, no such interval reaches 95 %
 
 
@@ -84,12 +85,18 @@ def hodges_lehmann(values: Sequence[float]) -> Estimate:
     Its interval is that of Wilcoxon's signed-rank test, of at least 95 % for 6 values or more.
     """
     import numpy as np
+    from scipy import stats
 
+    number = len(values)
     means = np.add.outer(values, values)[np.triu_indices(len(values))] / 2
     means.sort()
-    # How many of the 2^n choices of signs give each sum of positive ranks
-    choices = functools.reduce(np.convolve, ([1.0] + rank * [0.0] + [1.0] for rank in range(len(values))))
-    outside = int(np.searchsorted(np.cumsum(choices) / 2 ** len(values), (1 - LEVEL) / 2, side="right"))
+    if number > LARGE:
+        deviation = math.sqrt(number * (number + 1) * (2 * number + 1) / 24)
+        outside = int(number * (number + 1) / 4 - stats.norm.ppf(0.5 + LEVEL / 2) * deviation)
+    else:
+        # How many of the 2^n choices of signs give each sum of positive ranks
+        choices = functools.reduce(np.convolve, ([1.0] + rank * [0.0] + [1.0] for rank in range(number)))
+        outside = int(np.searchsorted(np.cumsum(choices) / 2**number, (1 - LEVEL) / 2, side="right"))
     return Estimate(np.median(means), None, means[outside - 1], means[-outside])
 
 

@@ -184,7 +184,7 @@ def _line(config: Config, name: str) -> Content:
 
 
 def _judged_on(config: Config) -> Content:
-    """Return the artifacts, models, points and chance levels that claims are judged on."""
+    """Return the artifacts, models, points, chance levels and stand-ins that claims are judged on."""
     shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config.artifacts}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
     return {
@@ -193,6 +193,7 @@ def _judged_on(config: Config) -> Content:
         "absent": absent,
         "roles": {role: next(iter(models_of(config, [role])), None) for role in config.roles},
         "points": {point: config.point(point) for point in config.serving.points},
+        "stand_ins": {variant: other for variant, other in config.stand_ins.items() if variant != other},
         "chances": {name: task.chance for name, task in config.tasks.items() if task.chance is not None},
     }
 

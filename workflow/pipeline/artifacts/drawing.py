@@ -71,7 +71,7 @@ class Look(NamedTuple):
 def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
     """How a variant is drawn; one without a look of its own gets one from its name. Trainings are points, not a sweep."""
     other = _OTHER_LOOKS[sum(variant.encode()) % len(_OTHER_LOOKS)]
-    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", not variant.startswith("trained"))
+    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", not variant.startswith("trained, "))
 
 
 def new_figure(
@@ -163,7 +163,10 @@ def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | N
 
 
 def wide_axis(axis, values: pd.Series, times: bool = False) -> None:
-    """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`."""
+    """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, or are `times`.
+
+    Else it begins at zero, so that a small gain looks small.
+    """
     low, high = values.min(), values.max()
     wide = 0 < low <= high / 4
     if wide or times:
@@ -171,4 +174,6 @@ def wide_axis(axis, values: pd.Series, times: bool = False) -> None:
         subs = (1, 2, 3, 5) if high < 20 * low else (1, 2, 5) if high < 150 * low else (1,)
         axis.set_major_locator(LogLocator(base=10, subs=subs) if wide else AutoLocator())
         axis.minorticks_off()
+    elif low >= 0:
+        axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
     axis.set_major_formatter("{x:,g}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import StatisticsError
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from pipeline.statistics import (
     ratio_of_turns,
     wilson,
 )
+from swiftkv.errors import UserError
 
 COLUMNS = (
     "source", "model", "part", "variant", "kv_cache", "point", "at", "metric", "against_model", "against",
@@ -76,7 +78,12 @@ def measured(records: Sequence[Record]) -> pd.DataFrame:
         model = record.case.model
         speculates = record.settings.get("speculative") and model in plain
         base = plain[model] if speculates else bases.get((model, record.what))
-        rows += _rows(record._replace(base=None if base is record else base))
+        try:
+            rows += _rows(record._replace(base=None if base is record else base))
+        except (KeyError, StatisticsError) as error:
+            raise UserError(
+                f"{record.file} was written by an older version and lacks numbers ({error}); delete it and run again"
+            ) from None
     return frame(rows)
 
 

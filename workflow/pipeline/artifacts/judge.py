@@ -245,7 +245,7 @@ def make(entry: Entry, files: Files) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     drawn = {Path(file).stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
     tables = {name: drawn[other] for name, other in entry["shown_by"].items() if other in drawn}
-    results = Results(tables, *(entry[name] for name in ("roles", "absent", "chances")))
+    results = Results(tables, *(entry[name] for name in ("roles", "absent", "chances", "stand_ins")))
     lines = pd.DataFrame(_line(about, claim, judge(claim, results)) for about in SECTIONS for claim in SECTIONS[about])
     grids = [
         Grid(part[[*COLUMNS]].rename(columns=COLUMNS), about) for about, part in lines.groupby("about", sort=False)

@@ -27,7 +27,7 @@ def latency_rows(record: Record) -> Found:
                 continue
             for statistic in statistics:
                 values[f"{name}_{statistic}_ms"] = of_turns(_of_runs(rate, name, statistic))
-            if before.get("sustained"):  # the same arrivals, run for run
+            if before.get("sustained") and min(_of_runs(before, name, "median")):  # the same arrivals, run for run
                 left = ratio_of_turns(*(_of_runs(one, name, "median") for one in (rate, before)))
                 values[f"{name}_reduction_percent"] = left.complement().scaled(100)
             elif record.base is None and record.case.unchanged and rate["sustained"]:

@@ -82,12 +82,13 @@ def choose_questions(chats: Path, items: int, seed: int) -> list[list[str]]:
         items, seed: as `choose_chats` draws them.
 
     Raises:
-        UserError: the file is missing or damaged, or a question is not of the form `FORM`.
+        UserError: the file is missing or damaged, or a question is not of the form `FORM`, or has no answer.
     """
     found = []
-    for asked, answers in (chat["messages"] for chat in choose_chats(chats, items, seed)):
-        if not (form := FORM.fullmatch(asked["content"])):
-            raise UserError(f"every question of {chats} must have Title, Background and Question")
+    for asked, *rest in (chat["messages"] for chat in choose_chats(chats, items, seed)):
+        if not (rest and (form := FORM.fullmatch(asked["content"]))):
+            raise UserError(f"every question of {chats} must have Title, Background and Question, and an answer")
+        answers = rest[0]
         found.append([*form.groups(), *answers["content"].split("\n")])
     return found
 

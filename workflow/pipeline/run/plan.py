@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.run.estimate import HOUR, estimates
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config
-from pipeline.run.sizes import Download, Size, downloads, once
+from pipeline.run.sizes import Download, Size, Unreachable, downloads, once
 from swiftkv.cost import GIGA
 
 
@@ -43,12 +44,12 @@ def make_plan(profile: Profile, targets: Sequence[str] = (), *, everything: bool
     """Plan a run and estimate it; the arguments are those of `plan_jobs`.
 
     Raises:
-        UserError: as theirs, or the size of a model is not known, or its architecture.
+        UserError: as theirs, or the architecture of a model is not known.
     """
     config = read_config(profile)
     jobs = plan_jobs(profile, targets, everything=everything)
     for model in dict.fromkeys(job.wildcards["model"] for job in jobs if "model" in job.wildcards):
-        with at(f"models.{model}"):
+        with at(f"models.{model}"), suppress(Unreachable):  # what it needs is printed as unknown
             Size.of(config, model)
     # Finished jobs tell how long others take; a dry run that names them is worth its seconds only if there are any.
     finished: list[PlannedJob] = []

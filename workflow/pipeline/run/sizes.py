@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,10 @@ GGUF = {
     "num_key_value_heads": "attention.head_count_kv",
     "vocab_size": "vocab_size",
 }
+
+
+class Unreachable(UserError):
+    """The hub does not answer, and what it was asked for is not in the local cache."""
 
 
 class Size:
@@ -113,16 +117,17 @@ def hub_config(name: str, revision: str = "main") -> dict[str, Any]:
     """Return the config.json of a model of the hub: the cached one, or a few kilobytes from there.
 
     Raises:
-        UserError: it can be had from neither.
+        Unreachable: the hub does not answer.
+        UserError: it has no such file, or refuses it.
     """
-    if isinstance(found := _hub_config(name, revision), str):
-        raise UserError(found)
+    if isinstance(found := _hub_config(name, revision), UserError):
+        raise found
     return found
 
 
 @cache  # so that a silent hub is asked once
-def _hub_config(name: str, revision: str) -> dict[str, Any] | str:
-    """Return a config.json, or one sentence on why there is none."""
+def _hub_config(name: str, revision: str) -> dict[str, Any] | UserError:
+    """Return a config.json, or why there is none."""
     from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
 
     file = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -131,9 +136,11 @@ def _hub_config(name: str, revision: str) -> dict[str, Any] | str:
             HfApi().repo_info(name, revision=revision, timeout=5)  # hf_hub_download asks a silent hub six times
             file = hf_hub_download(name, "config.json", revision=revision)
     except errors.RemoteEntryNotFoundError:
-        return f"{name} has no config.json on the hub, so it is no model of transformers"
+        return UserError(f"{name} has no config.json on the hub, so it is no model of transformers")
     except Exception as error:  # a network fails in many ways
-        return refusal(name, revision, error) or (
+        if sentence := refusal(name, revision, error):
+            return UserError(sentence)
+        return Unreachable(
             f"the hub cannot be reached ({type(error).__name__}) and the config.json of {name} is not in the local cache: "
             "connect to it, or download the model elsewhere and name its folder"
         )
@@ -226,9 +233,12 @@ def once(found: Iterable[Download]) -> list[Download]:
     """Return each revision of a repository once, as what most of it is loaded and checked for: models first, optional last."""
 
     def order(item: Download) -> tuple[Any, ...]:
-        return item.optional, DOWNLOADED.index(item.what), not item.template, not item.gated
+        return item.optional, DOWNLOADED.index(item.what)
 
     kept: dict[tuple[str, str, str], Download] = {}
     for item in sorted(found, key=order):
-        kept.setdefault((item.origin, item.hub, item.revision), item)
+        place = item.origin, item.hub, item.revision
+        first = kept.get(place, item)
+        marks = {"gated": first.gated or item.gated, "template": first.template or item.template}
+        kept[place] = replace(first, layers=first.layers or item.layers, **marks)
     return list(kept.values())

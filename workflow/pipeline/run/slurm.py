@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import shlex
@@ -118,6 +119,7 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
     """
     refused, waiting = list[str](), list[str]()
     problems: dict[str, tuple[str, list[str]]] = {}
+    limits = {} if settings.partition_config else partition_limits()
     for words, alike in requests(jobs, settings).items():
         status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
         message, resources = f"SLURM says {_message(said)!r}", alike[0].resources
@@ -125,7 +127,10 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         if settings.partition_config and "-p" not in words:
             message = f"no partition in {settings.partition_config} takes it"
         elif status == 0:
-            continue
+            name = resources.get("slurm_partition")
+            if (resources.get("runtime") or 0) <= (most := limits.get(name, math.inf)):
+                continue
+            message = f"partition {name} has a time limit of {most} minutes, and a longer job waits for ever"
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
         where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
         if key == "runtime" and resources.get("gpu"):
@@ -143,6 +148,16 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         passing = any(text in sentence for text in PASSING)
         (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
     return refused, waiting
+
+
+def partition_limits() -> dict[str, int]:
+    """Return the longest time of a job in minutes, of each partition of the cluster that has one."""
+    from snakemake_executor_plugin_slurm.partitions import parse_scontrol_partition_output
+    from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
+
+    partitions = parse_scontrol_partition_output(_run("scontrol", "show", "partition")[1])
+    limits = {name: settings.get("MaxTime", "UNLIMITED") for name, settings in partitions.items()}
+    return {name: parse_time_to_minutes(most) for name, most in limits.items() if most != "UNLIMITED"}
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:
