@@ -190,7 +190,9 @@ def check_token_ids(folder: Path) -> None:
     )
     rows = config.get("vocab_size") or math.inf
     if (words := len((tokenizer.get("model") or {}).get("vocab", ()))) > rows:
-        raise UserError(f"the tokenizer of {folder} has {words} tokens, but the embedding only {rows} rows: take its own one")
+        raise UserError(
+            f"the tokenizer of {folder} has {words} tokens, but the embedding only {rows} rows: take its own one"
+        )
     template = text_of(folder / "chat_template.jinja") or settings.get("chat_template")
     marks = [settings.get(f"{name}_token") for name in ("bos", "eos", "unk")]
     written = str([template, *marks, tokenizer.get("post_processor")])

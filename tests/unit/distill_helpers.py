@@ -46,10 +46,10 @@ def random_samples(count, longest, seed=0):
 
 def make_inputs(folder, architecture="llama"):
     """model/, source.json and packed.safetensors in `folder`; transformers refuses to write the model's generation settings."""
-    teacher = tiny_teacher(architecture, vocab_size=320)
+    teacher = tiny_teacher(architecture)
     teacher.save_pretrained(folder / "model")
     write_json(folder / "model/generation_config.json", {"do_sample": False, "temperature": 0.6})
-    byte_tokenizer().save_pretrained(folder / "model")
+    byte_tokenizer(letters=125).save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     place = str(folder / "model")
     source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "path": place, "config": config}

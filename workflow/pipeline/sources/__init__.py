@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.sources.hub import HubRepository
 from swiftkv.architectures import architecture
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, check_tied_head, checksum, read_json, tensor_shapes, write_json
+from swiftkv.io import atomic_path, check_tied_head, check_token_ids, checksum, read_json, tensor_shapes, write_json
 from swiftkv.section import nearest
 
 ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
@@ -206,8 +206,8 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
         processor: whether vLLM serves it on a processor.
 
     Raises:
-        UserError: its architecture is unknown, it has another number of layers, a head size that cannot be served, or no
-            chat template.
+        UserError: its architecture is unknown, it has another number of layers, a head size that cannot be served, tokens
+            without an embedding, or no chat template.
     """
     if layers is not None:
         config = read_json(folder / "config.json")
@@ -223,6 +223,7 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
                 f"{name} has heads of {size} elements, but vLLM on a processor serves only "
                 f"{', '.join(map(str, HEAD_SIZES))}; leave out its gpus.serve, or state its unavailable.serving"
             )
+        check_token_ids(folder)
     settings = folder / "tokenizer_config.json"
     stated = settings.is_file() and read_json(settings).get("chat_template")
     if template and not stated and not (folder / "chat_template.jinja").is_file():
