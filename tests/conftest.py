@@ -121,9 +121,9 @@ def tiny_swiftkv(
     return as_trained(rewire(teacher, spec))
 
 
-def byte_tokenizer():
+def byte_tokenizer(letters=256):
     """One token a byte; 0 pads, 1 and 2 open and close a message."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:letters]
     vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -82,6 +82,12 @@ def tokenize_chat(
     return list(render(tokenizer, messages, tokenize=True, return_dict=True, **options)["input_ids"][:max_length])
 
 
+def padding_id(tokenizer: Any, rows: int) -> int:
+    """Return a token id to pad with that an embedding of so many rows has; some tokenizers pad with one that it lacks."""
+    choices = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(number for number in choices if number is not None and number < rows)
+
+
 def draw_documents(
     tokenizer: Any, config: dict[str, Any], path: str | Path, documents: int, max_length: int, seed: int
 ) -> tuple[list[list[int]], dict[str, Any]]:

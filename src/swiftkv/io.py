@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -187,3 +188,37 @@ def _bytes(file: Path, name: str) -> np.ndarray:
         size = int.from_bytes(opened.read(8), "little")
         begin, end = json.loads(opened.read(size))[name]["data_offsets"]
     return np.memmap(file, mode="r", offset=8 + size + begin, shape=end - begin)
+
+
+def check_token_ids(folder: Path) -> None:
+    """Refuse a checkpoint with tokens that text or chat template may produce and its embedding has no row for.
+
+    Special tokens that neither marks texts nor stands in the template are not produced; `padding_id` replaces the one to pad.
+
+    Args:
+        folder: has config.json and tokenizer.json or tokenizer_config.json; without them nothing is checked.
+
+    Raises:
+        UserError: naming the first such token.
+    """
+    config, tokenizer, settings = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+    )
+    rows = config.get("vocab_size") or math.inf
+    if (words := len((tokenizer.get("model") or {}).get("vocab", ()))) > rows:
+        raise UserError(
+            f"the tokenizer of {folder} has {words} tokens, but the embedding only {rows} rows: take its own one"
+        )
+    template = text_of(folder / "chat_template.jinja") or settings.get("chat_template")
+    marks = [settings.get(f"{name}_token") for name in ("bos", "eos", "unk")]
+    written = str([template, *marks, tokenizer.get("post_processor")])
+    listed = [token | {"id": int(number)} for number, token in settings.get("added_tokens_decoder", {}).items()]
+    for token in tokenizer.get("added_tokens", listed):
+        name = token["content"]
+        produced = not token.get("special") or name in written
+        if token["id"] >= rows and produced and name not in str(settings.get("pad_token")):
+            raise UserError(
+                f"token {name!r} of {folder} has the id {token['id']}, but the embedding only {rows} rows: enlarge it, or take "
+                "the token out of tokenizer and chat template"
+            )

@@ -50,7 +50,7 @@ def make_inputs(folder, architecture="llama"):
     teacher = tiny_teacher(architecture)
     teacher.save_pretrained(folder / "model")
     write_json(folder / "model/generation_config.json", {"do_sample": False, "temperature": 0.6})
-    byte_tokenizer().save_pretrained(folder / "model")
+    byte_tokenizer(letters=125).save_pretrained(folder / "model")
     config = json.loads(teacher.config.to_json_string())
     place = str(folder / "model")
     source = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "path": place, "config": config}

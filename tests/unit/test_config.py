@@ -10,6 +10,7 @@ from pipeline.config import check, load_yaml
 from pipeline.config.local import check_local_sources
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
+from swiftkv.models import load_tokenizer
 
 
 @pytest.fixture
@@ -320,6 +321,44 @@ def test_a_model_that_cannot_be_used_is_refused_while_planning(folder, file, con
         check_local_sources(configuration(gpus=SERVED, chat_template={"hub": "org/instruct"}), folder.parent)
         (folder / "chat_template.jinja").touch()
         check_local_sources(configuration(gpus=SERVED), folder.parent)
+
+
+def added(number, name, special=True):
+    return {"id": number, "content": name, "special": special}
+
+
+@pytest.mark.parametrize("rows", [20, 40])
+@pytest.mark.parametrize(
+    ("tokenizer", "settings"),
+    [
+        ({"model": {"vocab": {str(number): number for number in range(30)}}}, {}),
+        ({"model": {"vocab": [[str(number), 0.0] for number in range(30)]}}, {}),  # unigrams
+        ({"added_tokens": [added(30, "<|turn|>")]}, {"chat_template": "<|turn|>{{ messages }}"}),
+        ({"added_tokens": [added(30, "<|end|>")]}, {"eos_token": {"content": "<|end|>"}}),
+        ({"added_tokens": [added(30, "<s>")], "post_processor": {"special_tokens": {"<s>": {"ids": [30]}}}}, {}),
+        ({"added_tokens": [added(30, "covid", special=False)]}, {}),  # any text may have it
+        ({}, {"added_tokens_decoder": {"30": {"content": "<|end|>", "special": True}}, "eos_token": "<|end|>"}),
+    ],
+)
+def test_tokens_that_the_embedding_has_no_row_for_are_refused(folder, tokenizer, settings, rows):
+    """While planning and when the tokenizer is loaded, before a forward pass fails on them."""
+    write_json(folder / "config.json", LLAMA | {"vocab_size": rows})
+    write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}"} | settings)
+    if rows == 40:
+        return check_local_sources(configuration(gpus=SERVED), folder.parent)
+    with refused("models.mine.source: .*only 20 rows"):
+        check_local_sources(configuration(gpus=SERVED), folder.parent)
+    with refused("only 20 rows"):
+        load_tokenizer(folder)
+
+
+def test_tokens_that_no_text_gives_need_no_embedding(folder):
+    """Such as one that was added to pad with, in place of which another is taken."""
+    write_json(folder / "config.json", LLAMA | {"vocab_size": 20})
+    write_json(folder / "tokenizer.json", {"added_tokens": [added(20, "[PAD]", special=False), added(21, "<|tool|>")]})
+    write_json(folder / "tokenizer_config.json", {"chat_template": "{{ messages }}", "pad_token": "[PAD]"})
+    check_local_sources(configuration(gpus=SERVED), folder.parent)
 
 
 @pytest.mark.parametrize(

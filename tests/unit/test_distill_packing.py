@@ -72,11 +72,15 @@ def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
 
 
 def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
-    """By the program that packs; a chat longer than the model's positions is left out as well."""
+    """By the program that packs; a chat longer than the model's positions is left out as well.
+
+    Rows are not padded with the tokenizer's own token, as the embedding has no row for it.
+    """
     strict = byte_tokenizer()
+    strict.add_special_tokens({"pad_token": "[PAD]"})
     strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + CHATML
     strict.save_pretrained(tmp_path)
-    write_json(tmp_path / "config.json", {"max_position_embeddings": 40})
+    write_json(tmp_path / "config.json", {"max_position_embeddings": 40, "vocab_size": 259})
     write_json(tmp_path / "source.json", {"name": "m", "path": str(tmp_path)})
     long, wrong = {"messages": [USER | {"content": "w1 " * 10}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
     write_lines(tmp_path / "chats.jsonl", [CHAT] * 98 + [long, wrong])
@@ -90,7 +94,9 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     sentence = "1 of 100 chats are left out; the first: chat 100: the chat template refuses it (user first)"
     assert ended.returncode == 0 and sentence in ended.stdout, ended.stderr
     assert "1 of more than 40 tokens, 1 refused" in ended.stderr
-    description = PackedRows(tmp_path / "rows").description
+    rows = PackedRows(tmp_path / "rows")
+    assert strict.pad_token_id == 259 and rows[range(rows.rows)]["input_ids"].max() < 259
+    description = rows.description
     assert [description[key] for key in ("samples", "too_long", "longest", "refused")] == [98, 1, 40, 1]
     assert description["chat_date"] == "2024-07-26"
 

@@ -105,10 +105,14 @@ PROMPTS = [PREFIX + "Question: 2 + 2\nAnswer:", PREFIX + "Question: a much longe
 def test_generation_equals_hflm(model):
     settings = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
     arguments = [(prompt, settings) for prompt in PROMPTS]
-    plain = HFLM(pretrained=model, tokenizer=byte_tokenizer(), batch_size=1)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"[{number}]" for number in range(SHAPE["vocab_size"] - len(tokenizer))])
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id == SHAPE["vocab_size"]  # the embedding has no row for it
+    plain = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
     expected = plain.generate_until(requests("generate_until", arguments), disable_tqdm=True)
     assert any(expected)
-    lm = CachedLM(model, byte_tokenizer(), batch_size=3)
+    lm = CachedLM(model, tokenizer, batch_size=3)
     assert lm.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
 
 

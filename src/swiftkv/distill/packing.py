@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from swiftkv.chats import CHAT_DATE, check_refusals, read_chats, render
+from swiftkv.chats import CHAT_DATE, check_refusals, padding_id, read_chats, render
 from swiftkv.distill.progress import say
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
@@ -55,10 +55,10 @@ def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: d
     """
     tokenizer, config = load_tokenizer(model), read_json(model / "config.json")
     samples, refused = tokenize(tokenizer, read_chats(data))
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    padding = padding_id(tokenizer, config["vocab_size"])
     needed = None if recipe.max_steps is None else recipe.max_steps * recipe.batch_size
     longest = min(recipe.max_length, config.get("max_position_embeddings") or recipe.max_length)
-    arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
+    arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding, needed, longest)
     rows = len(arrays["input_ids"])
     if rows == 0:
         raise UserError(f"no chat of {data} has at most {longest} tokens, so there is nothing to train on")

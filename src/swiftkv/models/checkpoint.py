@@ -23,7 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from swiftkv.architectures import ARCHITECTURES, check_loaded
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError, one_line
-from swiftkv.io import check_tied_head, read_json, tensor_shapes
+from swiftkv.io import check_tied_head, check_token_ids, read_json, tensor_shapes
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.rewire import rewire
 from swiftkv.models.sharing import check_base
@@ -149,8 +149,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint.
 
     Raises:
-        UserError: there is none, or it has no chat template.
+        UserError: there is none, it has no chat template, or it gives ids that the embedding has no row for.
     """
+    check_token_ids(Path(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:

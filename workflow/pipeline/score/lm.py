@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from pipeline.records import KeptAnswers
 from pipeline.score import BROKEN
-from swiftkv.chats import TEMPLATE_ARGUMENTS
+from swiftkv.chats import TEMPLATE_ARGUMENTS, padding_id
 from swiftkv.errors import UserError
 from swiftkv.quantize.kv_cache import Peak, new_cache
 
@@ -52,6 +52,7 @@ class CachedLM(HFLM):
         model.set_attn_implementation("grouped")
         # The task decides how long answers are and how tokens are chosen; the model's limits and penalties would win over it.
         model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
+        self.tokenizer.pad_token_id = padding_id(self.tokenizer, model.config.vocab_size)
         self.kv_cache = kv_cache
         self.chat_template_args = TEMPLATE_ARGUMENTS
         self.kept, self.peak = KeptAnswers(), Peak()

@@ -26,6 +26,7 @@ from swiftkv.io import (
     TOKENIZER_FILES,
     atomic_path,
     check_tied_head,
+    check_token_ids,
     checksum,
     read_json,
     tensor_shapes,
@@ -214,7 +215,7 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
 
     Raises:
         UserError: its architecture is unknown, it is quantized in a form that is not loaded, has another number of layers,
-            a head size that cannot be served, or no chat template.
+            a head size that cannot be served, tokens without an embedding, or no chat template.
     """
     if layers is not None:
         config = read_json(folder / "config.json")
@@ -231,6 +232,7 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
                 f"{name} has heads of {size} elements, but vLLM on a processor serves only "
                 f"{', '.join(map(str, HEAD_SIZES))}; leave out its gpus.serve, or state its unavailable.serving"
             )
+        check_token_ids(folder)
     settings = folder / "tokenizer_config.json"
     stated = settings.is_file() and read_json(settings).get("chat_template")
     if template and not stated and not (folder / "chat_template.jinja").is_file():
