@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from tests.programs import ROOT, read_yaml
 from tests.slurm.cluster import run
 from tests.slurm.conftest import Workflow
 
@@ -180,9 +182,16 @@ def test_slurmctld_is_gone_for_a_minute(cluster, undisturbed, disturbed):
     assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
 
 
+@pytest.mark.parametrize("gres", [None, "gpu:h100"])
 def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unknown(
-    cluster, undisturbed, disturbed, monkeypatch
+    cluster, undisturbed, disturbed, monkeypatch, gres
 ):
+    if gres:
+        site = read_yaml(ROOT / "profiles/slurm/site.yaml")
+        del site["gpu_jobs"]["resources"]["gpu_model"]
+        site["gpu_jobs"]["gres"] = gres
+        (disturbed.folder / "site.yaml").write_text(yaml.safe_dump(site))
+        disturbed.profile["configfile"][0] = str(disturbed.folder / "site.yaml")
     (disturbed.folder / "sitecustomize.py").write_text("import socket\nsocket.getfqdn = lambda *_: 'nowhere.invalid'\n")
     monkeypatch.setenv("PYTHONPATH", str(disturbed.folder), prepend=os.pathsep)
     disturbed.override["models"]["tiny-random"]["nodes"]["distill"] = 2
@@ -192,5 +201,10 @@ def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unkno
         done = disturbed.run(RECORD)
     assert done.returncode == 0, done.stderr[-3000:]
     (job,) = jobs_of(cluster, disturbed)
-    assert cluster.job(job["id"])["NumNodes"] == "2" and job["gpus"] == "gres:gpu:h100:2"
+    asked = cluster.job(job["id"])
+    assert asked["NumNodes"] == "2"
+    if gres:  # on each node
+        assert asked["TresPerNode"] == "gres/gpu:h100:1" or asked["TresPerNode"] == "gres:gpu:h100:1"
+    else:
+        assert job["gpus"] == "gres:gpu:h100:2"
     assert same_result(disturbed, undisturbed)
