@@ -72,13 +72,15 @@ def join_ranks(limit: datetime.timedelta = JOINING, **alone: Any) -> None:
     timer = threading.Timer(limit.total_seconds(), _give_up, [limit])
     timer.daemon = True
     timer.start()
-    # DeepSpeed creates groups without a timeout.
-    torch.distributed.distributed_c10d.default_pg_nccl_timeout = PATIENCE
-    torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
-    count = torch.ones(1, device=compute_device())
-    torch.distributed.all_reduce(count)
-    count.item()  # waits for the GPU
-    timer.cancel()
+    try:
+        # DeepSpeed creates groups without a timeout.
+        torch.distributed.distributed_c10d.default_pg_nccl_timeout = PATIENCE
+        torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
+        count = torch.ones(1, device=compute_device())
+        torch.distributed.all_reduce(count)
+        count.item()  # waits for the GPU
+    finally:
+        timer.cancel()
 
 
 def _give_up(limit: datetime.timedelta) -> None:

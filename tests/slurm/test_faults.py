@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import datetime
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from tests.programs import ROOT, read_yaml
 from tests.slurm.cluster import run
 from tests.slurm.conftest import Workflow
 
@@ -130,13 +133,16 @@ def test_a_job_that_is_cancelled_for_another_comes_back(cluster, undisturbed, di
 
 
 def test_the_time_limit_comes(cluster, undisturbed, disturbed):
-    """The first job may take three minutes; it saves its state before they are over, and the next one goes on."""
-    disturbed.profile["set-resources"]["distill"] = {"runtime": "3 if attempt == 1 else 30"}
+    """The first job may take four minutes; it saves its state before they are over, and the next one goes on."""
+    disturbed.profile["set-resources"]["distill"] = {"runtime": "4 if attempt == 1 else 30"}
     controller, _ = begin(disturbed)
     processes = ranks(disturbed)
     for process in processes:
         process.suspend()
-    time.sleep(max(0, processes[0].create_time() + 150 - time.time()))  # a fifth of the time is kept for saving
+    (job,) = jobs_of(cluster, disturbed)
+    end = datetime.datetime.fromisoformat(cluster.job(job["id"])["EndTime"])
+    # A fifth of what was left when the training began is kept for saving.
+    time.sleep(max(0, end.timestamp() - 30 - time.time()))
     for process in processes:
         process.resume()
     assert controller.wait(300) == 0
@@ -180,9 +186,16 @@ def test_slurmctld_is_gone_for_a_minute(cluster, undisturbed, disturbed):
     assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
 
 
+@pytest.mark.parametrize("gres", [None, "gpu:h100"])
 def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unknown(
-    cluster, undisturbed, disturbed, monkeypatch
+    cluster, undisturbed, disturbed, monkeypatch, gres
 ):
+    if gres:
+        site = read_yaml(ROOT / "profiles/slurm/site.yaml")
+        del site["gpu_jobs"]["resources"]["gpu_model"]
+        site["gpu_jobs"]["gres"] = gres
+        (disturbed.folder / "site.yaml").write_text(yaml.safe_dump(site))
+        disturbed.profile["configfile"][0] = str(disturbed.folder / "site.yaml")
     (disturbed.folder / "sitecustomize.py").write_text("import socket\nsocket.getfqdn = lambda *_: 'nowhere.invalid'\n")
     monkeypatch.setenv("PYTHONPATH", str(disturbed.folder), prepend=os.pathsep)
     disturbed.override["models"]["tiny-random"]["nodes"]["distill"] = 2
@@ -192,5 +205,10 @@ def test_ranks_on_two_nodes_meet_though_a_port_is_taken_and_full_names_are_unkno
         done = disturbed.run(RECORD)
     assert done.returncode == 0, done.stderr[-3000:]
     (job,) = jobs_of(cluster, disturbed)
-    assert cluster.job(job["id"])["NumNodes"] == "2" and job["gpus"] == "gres:gpu:h100:2"
+    asked = cluster.job(job["id"])
+    assert asked["NumNodes"] == "2"
+    if gres:  # on each node
+        assert asked["TresPerNode"] == "gres:gpu:h100:1"
+    else:
+        assert job["gpus"] == "gres:gpu:h100:2"
     assert same_result(disturbed, undisturbed)

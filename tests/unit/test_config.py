@@ -66,6 +66,7 @@ def point(name, **changes):
         (point("ngram-on", request_rates=[1, 1]), ", at serving.points.ngram-on.request_rates", "twice"),
         (source(user="{{ a }}"), ", at data.ultrachat.sources.0", "user and assistant"),
         ({"gpu_jobs": {"resources": {"gpu": 5}}}, ", at gpu_jobs.resources.gpu", "models"),
+        ({"gpu_jobs": {"gres": "gpu", "resources": {"gpu_model": "h100"}}}, ", at gpu_jobs", "gres: gpu:h100"),
         # names that are not defined
         (variant(recipe="distilation"), ", at variants.swiftkv-50", "(did you mean 'distillation'?)"),
         (recipe(data="nothing"), ", at recipes.distillation", "'nothing'"),

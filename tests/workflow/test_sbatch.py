@@ -6,7 +6,8 @@ import shlex
 import shutil
 
 import pytest
-from tests.programs import ROOT, SNAKEMAKE, run
+import yaml
+from tests.programs import ROOT, SNAKEMAKE, read_yaml, run
 from tests.unit.slurm_stand_ins import install
 
 from pipeline.gpus import PRETEND
@@ -84,6 +85,22 @@ def test_paper_scale_asks_as_before(tmp_path, site):
         lines.append(re.sub(r"--parsable |--export=ALL |--job-name \S+ |--output \S+ | -D \S+", "", shlex.join(words)))
     lines.sort()
     assert lines == (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines(), "\n".join(lines)
+
+
+def test_a_site_may_have_gpus_as_gres(tmp_path):
+    """The number on each node; and processors as of a task, because their number by GPU needs --gpus."""
+    profile = shutil.copytree(ROOT / "profiles/slurm", tmp_path / "profile")
+    site = read_yaml(profile / "site.yaml")
+    site["gpu_jobs"]["gres"] = f"gpu:{site['gpu_jobs']['resources'].pop('gpu_model')}"
+    (profile / "site.yaml").write_text(yaml.safe_dump(site))
+    _, taken = controller(tmp_path, profile)
+    lines = taken.read_text().replace("\0", " ").splitlines()
+    assert len(lines) == len((GOLDEN / "sbatch-slurm.txt").read_text().splitlines())
+    assert not any("--gpus" in line or "--cpus-per-gpu" in line for line in lines)
+    (spread,) = (line for line in lines if "distill_wildcards_llama-3.1-70b" in line)
+    assert all(words in spread for words in ("--nodes=4", "--ntasks=4", "--cpus-per-task=96", "--gres=gpu:h100:8"))
+    (single,) = (line for line in lines if "similarity" in line)
+    assert "--gres=gpu:h100:1" in single and "--cpus-per-task=12" in single
 
 
 def test_a_profile_cannot_take_a_measurements_node_away_unseen(tmp_path):

@@ -102,8 +102,9 @@ def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
     notes, said = train_70b(project, line)
     assert len(notes) == 2, said
     escaped = str(project).replace(" ", "\\ ")
-    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}torchrun --nnodes 4 "
+    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}bash -c "
     assert notes[1].startswith("srun --nodes 4 ") and program in notes[1], notes
+    assert f" torchrun --nnodes 4 --nproc-per-node 8 --master-addr {socket.gethostname()} " in notes[1]
 
 
 def test_a_training_whose_nodes_do_not_find_the_first_one_says_so_and_ends(project, monkeypatch):

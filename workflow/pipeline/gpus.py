@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,16 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names.split(",")[:gpus])
 
 
+def gpus_of(resources: Mapping[str, Any]) -> int:
+    """Return the GPUs of a job over all its nodes: its `gpu`, or those of its `gres` (gpu:TYPE:NUMBER) on each node."""
+    if resources.get("gpu") or not str(resources.get("gres") or "").startswith("gpu"):
+        return resources.get("gpu") or 0
+    return int(resources["gres"].rpartition(":")[2]) * (resources.get("nodes") or 1)
+
+
 def asked_for(jobs: Iterable[Any]) -> bool:
     """Whether any job, of a plan or of Snakemake, asks for real GPUs."""
-    return PRETEND not in os.environ and any(job.resources.get("gpu") for job in jobs)
+    return PRETEND not in os.environ and any(gpus_of(job.resources) for job in jobs)
 
 
 def python_of_jobs(methods: Iterable[str], root: str | Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import shlex
 
+from pipeline.gpus import gpus_of
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob
 from pipeline.stages import rule_of
 
@@ -36,6 +37,9 @@ def on_gpus(stage, alone=None):
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
     asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
+    if site.gres:  # on each node; the executor takes one of both
+        asked["gres"] = lambda w: f"{site.gres}:{gpus(w) // nodes(w)}" if gpus(w) else None
+        del asked["gpu"]
     if stage == "distill":
         # One task a node, started by the job's own shell (launcher) and not by Snakemake, whose step would keep
         # everything there is to itself.
@@ -44,6 +48,9 @@ def on_gpus(stage, alone=None):
         asked["tasks_per_gpu"] = 0
     for name, value in site.resources.items():
         asked[name] = lambda w, value=value: value if gpus(w) else None
+    if site.gres and (cores := site.resources.get("cpus_per_gpu")):  # which needs --gpus
+        asked["cpus_per_task"] = lambda w: cores * gpus(w) // nodes(w) if gpus(w) else None
+        del asked["cpus_per_gpu"]
     if site.mem_mb_per_gpu:
         asked["mem_mb"] = mem_mb
     if site.longest_runtime:
@@ -81,20 +88,27 @@ def if_granted(stage, priority=0):
     return granted
 
 
+def number_of_gpus(w, resources):
+    """Return the GPUs of a job over all its nodes."""
+    return gpus_of(resources)
+
+
 def launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
-    if resources.gpu <= 1:
+    gpus, nodes = gpus_of(resources), resources.nodes
+    if gpus <= 1:
         return "python"
     # How long torchrun lets its ranks save their state when it is told to end: as long as the cluster does, not 30 seconds.
     patience = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600"
-    if resources.nodes == 1:
+    if nodes == 1:
         # Ranks would look for this machine's full name, which need not have an address.
-        return f"{patience} torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {resources.gpu}"
+        return f"{patience} torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {gpus}"
     free_port = "from pipeline.measure.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
-    nodes, gpus = resources.nodes, resources.gpu // resources.nodes
-    cpus = resources.get("cpus_per_gpu")
+    gpus //= nodes
+    cpus = resources.get("cpus_per_task") or resources.get("cpus_per_gpu", 0) * gpus
+    taken = f"--gres {resources.gres}" if resources.get("gres") else f"--gpus-per-node {gpus}"
     on_nodes = f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1"
     # torchrun would try for 90 seconds, and not name the host for which a node knows no address.
     unknown = "error: a node of this job, named above, finds no address of $(hostname), on which the ranks meet"
@@ -104,8 +118,8 @@ def launcher(w, resources):
     return (
         f'{on_nodes} getent hosts "$(hostname)" > /dev/null || {{ echo "{unknown}"; exit 1; }}; '
         f"{patience} TORCH_LOGS=-torch.distributed.elastic "
-        f"{on_nodes} --gpus-per-node {gpus} --kill-on-bad-exit "
-        + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
+        f"{on_nodes} {taken} --kill-on-bad-exit "
+        + (f"--cpus-per-task {cpus} " if cpus else "")
         + f'"${{IN_IMAGE[@]}}" {torchrun} --nnodes {nodes} --nproc-per-node {gpus} '
         f'--master-addr "$(hostname)" --master-port "$(python -c "{free_port}")"'
     )

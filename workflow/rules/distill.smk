@@ -54,6 +54,7 @@ rule teacher_states:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         recipe=lambda w: recipe_json(w, Teaching),
         layers=lambda w: scale.stored_layers(w.model, w.recipe),
     shell:
@@ -65,7 +66,7 @@ rule teacher_states:
             --data {input.data:q} \
             --layers {params.layers} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """
 
@@ -86,6 +87,7 @@ rule moments:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         recipe=lambda w: recipe_json(w, Fitting),
         layers=lambda w: scale.fitted_layers(w.model, w.recipe),
     shell:
@@ -97,7 +99,7 @@ rule moments:
             --data {input.data:q} \
             --layers {params.layers} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """
 
@@ -126,6 +128,7 @@ rule distill:
     resources:
         **on_gpus("distill"),
     params:
+        gpus=number_of_gpus,
         checkpoint=lambda w, output: folder_of(output.checkpoint),
         launcher=launcher,
         spec=spec_json,
@@ -150,7 +153,7 @@ rule distill:
             --state-dir {params.state:q} \
             --minutes {params.minutes} \
             --threads {threads} \
-            --gpus $(({resources.gpu} / {resources.nodes})) \
+            --gpus $(({params.gpus} / {resources.nodes})) \
             --checkpoint {params.checkpoint:q} \
             --loss-log {output.losses:q} \
             --record {output.record:q}

@@ -29,6 +29,7 @@ rule evaluate_reading:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=of_family(lambda w: "null", spec_json),
         layers=of_family(lambda w: scale.reading_layers(w.model), lambda w: []),
@@ -48,7 +49,7 @@ rule evaluate_reading:
             --settings {params.settings:q} \
             --state {params.state:q} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """
 

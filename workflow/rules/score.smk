@@ -38,6 +38,7 @@ for group in [None, *scale.scoring.together]:
         resources:
             **on_gpus("score"),
         params:
+            gpus=number_of_gpus,
             checkpoint=lambda w, input: folder_of(input.checkpoint),
             spec=spec_json,
             tasks=lambda w, group=group: tasks_json(w, group),
@@ -56,7 +57,7 @@ for group in [None, *scale.scoring.together]:
                 --fetched {input.questions:q} \
                 --seed {params.seed} \
                 --threads {threads} \
-                --gpus {resources.gpu} \
+                --gpus {params.gpus} \
                 --engine-log {log.engine:q} \
                 --state {params.state:q} \
                 --outputs {output:q}
@@ -83,6 +84,7 @@ rule fidelity:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=spec_json,
         settings=scale.fidelity.model_dump_json(),
@@ -99,7 +101,7 @@ rule fidelity:
             --heldout {input.chats:q} \
             --settings {params.settings:q} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """
 
@@ -121,6 +123,7 @@ rule evaluate_early_exit:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         checkpoint=lambda w, input: folder_of(input.checkpoint),
         spec=spec_json,
         settings=scale.early_exit.model_dump_json(),
@@ -135,6 +138,6 @@ rule evaluate_early_exit:
             --heldout {input.chats:q} \
             --settings {params.settings:q} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """

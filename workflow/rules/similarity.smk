@@ -21,6 +21,7 @@ rule similarity:
     resources:
         **on_gpus("score"),
     params:
+        gpus=number_of_gpus,
         settings=scale.similarity.model_dump_json(exclude={"data"}),
     shell:
         """
@@ -30,6 +31,6 @@ rule similarity:
             --data {input.chats:q} \
             --settings {params.settings:q} \
             --threads {threads} \
-            --gpus {resources.gpu} \
+            --gpus {params.gpus} \
             --output {output:q}
         """

@@ -45,6 +45,9 @@ class GpuJobs(Section):
         "cpus_per_gpu ...",
         {},
     )
+    gres: Annotated[str, Field(pattern=r"^gpu(:[A-Za-z0-9_.]+)?$")] | None = key(
+        "Where SLURM wants `--gres` in place of `--gpus`: gpu, or gpu:h100 in place of gpu_model.", None
+    )
     local_cache: Annotated[str, Field(pattern=r"^[$/A-Za-z0-9._{}-]+$")] | None = key(
         "Folder of every node below which a job keeps the caches of compilers and libraries, its own; "
         "`$VARIABLES` are the node's.",
@@ -62,6 +65,8 @@ class GpuJobs(Section):
     def _check(self) -> Self:
         if (self.mem_mb_per_gpu is None) != (self.mem_mb_per_node is None):
             raise ValueError("mem_mb_per_gpu and mem_mb_per_node are stated together")
+        if self.gres and (model := self.resources.get("gpu_model")):
+            raise ValueError(f"gres replaces gpu_model: write gres: gpu:{model} and leave gpu_model out of resources")
         return self
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.artifacts import contents
 from pipeline.config import PROJECT, Config, check, load, load_yaml
 from pipeline.config.local import check_local_sources
-from pipeline.gpus import python_of_jobs
+from pipeline.gpus import gpus_of, python_of_jobs
 from pipeline.stages import rule_of, stage_of
 from swiftkv.errors import UserError
 from swiftkv.io import text_of
@@ -65,7 +65,7 @@ class PlannedJob:
     @property
     def gpus(self) -> int:
         """GPUs over all its nodes."""
-        return self.resources.get("gpu", 0)
+        return gpus_of(self.resources)
 
     @property
     def points(self) -> list[str]:

@@ -130,11 +130,11 @@ def _known(form: Callable[[float], str], amount: float, unknown: bool) -> str:
 def _most(jobs: Sequence[PlannedJob]) -> str:
     """Return the most GPUs, cores, memory and time that one of some jobs asks for; of several nodes, on each."""
     asked = [job.resources for job in jobs]
-    gpus, nodes, memory, minutes = (
-        max(resources.get(name) or 0 for resources in asked) for name in ("gpu", "nodes", "mem_mb", "runtime")
+    nodes, memory, minutes, cores = (
+        max(resources.get(name) or 0 for resources in asked) for name in ("nodes", "mem_mb", "runtime", "cpus_per_task")
     )
-    nodes = nodes or 1
-    cores = max((job.resources.get("cpus_per_gpu") or 0) * job.gpus // nodes or job.threads for job in jobs)
+    gpus, nodes = max(job.gpus for job in jobs), nodes or 1
+    cores = cores or max((job.resources.get("cpus_per_gpu") or 0) * job.gpus // nodes or job.threads for job in jobs)
     parts = [
         count(gpus // nodes, "GPU") if gpus else "",
         count(cores, "core"),

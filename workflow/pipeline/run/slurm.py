@@ -122,7 +122,7 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
     limits = {} if settings.partition_config else partition_limits()
     for words, alike in requests(jobs, settings).items():
         status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
-        message, resources = f"SLURM says {_message(said)!r}", alike[0].resources
+        message, resources, gpus = f"SLURM says {_message(said)!r}", alike[0].resources, alike[0].gpus
         # Without EnforcePartLimits SLURM takes jobs that are longer than their partition allows, which wait for ever.
         if settings.partition_config and "-p" not in words:
             message = f"no partition in {settings.partition_config} takes it"
@@ -132,8 +132,8 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
                 continue
             message = f"partition {name} has a time limit of {most} minutes, and a longer job waits for ever"
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
-        where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
-        if key == "runtime" and resources.get("gpu"):
+        where = "under gpu_jobs in the profile's site.yaml" if gpus else "in the profile"
+        if key == "runtime" and gpus:
             key = "longest_runtime"
         value = resources.get(key)
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
