@@ -75,15 +75,16 @@ def test_no_headers_another_cuda_and_a_full_folder_for_temporary_files(probed, t
 
 
 def test_a_name_that_does_not_resolve_and_a_rank_that_hangs(probed, tmp_path):
-    code = """
-import os, socket, time
-if "RANK" not in os.environ and os.environ.get("SLURM_NODEID") == "1":
+    code = f"""
+import os, pathlib, socket, sys, time
+if sys.orig_argv[1:3] == ["-m", "pipeline.run.probe_rank"] and os.environ.get("SLURM_NODEID") == "1":
     socket.gethostname = lambda: "nowhere.invalid"
 if os.environ.get("RANK") == "1":
+    pathlib.Path({str(tmp_path / "hangs")!r}).touch()
     time.sleep(3600)
 """
     lines, status = probed(**customized(tmp_path, code))
-    assert status != 0 and failed(lines) == {"names", "all-reduce", "modules"}
+    assert status != 0 and failed(lines) == {"names", "all-reduce", "modules"} and (tmp_path / "hangs").exists()
     assert {where for _, subject, where, text in lines if subject == "names" and "nowhere.invalid" in text} == {*NODES}
 
 

@@ -261,4 +261,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         check_node(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     else:
-        check_all_reduce()
+        try:
+            check_all_reduce()
+        except Exception as error:  # whatever a library raises
+            sys.exit(f"rank {os.environ['RANK']} on {socket.gethostname()}: {one_line(error)}")
