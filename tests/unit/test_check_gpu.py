@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import check_gpu
+import gpu_answers
 import gpu_checks
 import gpu_models
 import gpu_training
@@ -24,9 +25,12 @@ TRAINING = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_s
             "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
 # By judgement: what passes, and what does not.
 JUDGED = {
-    gpu_checks.judge_graphs: ({"graphs": ([1, 2, 4], [1, 2, 4])}, [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}]),
-    gpu_checks.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
-    gpu_checks.judge_steps: (
+    gpu_answers.judge_graphs: (
+        {"graphs": ([1, 2, 4], [1, 2, 4])},
+        [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}],
+    ),
+    gpu_answers.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
+    gpu_answers.judge_steps: (
         [IDLE, ENDING],
         # With all rows, with a half that should be left out, and no step in which it could have been.
         [[IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]],
@@ -56,7 +60,7 @@ def test_a_judgement_passes_and_sees_its_faults(judge):
 def test_answers_are_judged_by_those_of_the_unchanged_model():
     for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
         found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
-        assert gpu_checks.judge_answers(found, "unchanged")[0] is passes
+        assert gpu_answers.judge_answers(found, "unchanged")[0] is passes
 
 
 def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
@@ -94,7 +98,7 @@ def without_engines(monkeypatch):
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         for name, function in (("make_model", lambda folder, *_: folder), ("Reference", Reference), ("engines", run)):
-            monkeypatch.setattr(gpu_checks, name, function)
+            monkeypatch.setattr(gpu_answers, name, function)
 
     return replaced
 
@@ -110,14 +114,14 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, without_engines):
 
     without_engines(answer, cuda)
     steps, faulty, late = [IDLE, ENDING], "none", "none"
-    assert gpu_checks.exactness(TINY, tmp_path)[0]
+    assert gpu_answers.exactness(TINY, tmp_path)[0]
     late = "1"  # runs without asynchronous scheduling
-    assert gpu_checks.exactness(TINY, tmp_path)[0] is not cuda
+    assert gpu_answers.exactness(TINY, tmp_path)[0] is not cuda
     late = "none"
     for faulty in ("0", "1") if cuda else (None,):
-        assert not gpu_checks.exactness(TINY, tmp_path)[0]
+        assert not gpu_answers.exactness(TINY, tmp_path)[0]
     steps, faulty = [ENDING], "none"
-    assert not gpu_checks.exactness(TINY, tmp_path)[0]
+    assert not gpu_answers.exactness(TINY, tmp_path)[0]
 
 
 # By engine: what it answers; and by fault, what is another then.
@@ -143,7 +147,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_graphs_caches_and_starts_are_judged_together(fault, tmp_path, without_engines):
     without_engines(lambda name, environment: ENGINE | (ENGINES | FAULTS[fault]).get(name, {}))
-    passed, line, _ = gpu_checks.graphs_and_caches(replace(TINY, graphs=True), tmp_path)
+    passed, line, _ = gpu_answers.graphs_and_caches(replace(TINY, graphs=True), tmp_path)
     assert passed == (fault == "none"), line
 
 
@@ -164,13 +168,13 @@ def test_a_server_has_to_answer_as_a_forked_engine_and_to_refuse_prompt_logprobs
 
     without_engines(answer)
     monkeypatch.setattr(Reference, "compare", lambda reference, answer: GOOD_ANSWERS)
-    monkeypatch.setattr(gpu_checks, "serving", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(gpu_checks, "complete", complete)
-    assert gpu_checks.ways_to_start(TINY, tmp_path)[0] is (status == 400)
+    monkeypatch.setattr(gpu_answers, "serving", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(gpu_answers, "complete", complete)
+    assert gpu_answers.ways_to_start(TINY, tmp_path)[0] is (status == 400)
     assert started == [{"VLLM_WORKER_MULTIPROC_METHOD": "fork"}]
 
 
-@pytest.mark.parametrize("check", [gpu_checks.fp8_weights, gpu_checks.two_gpus])
+@pytest.mark.parametrize("check", [gpu_answers.fp8_weights, gpu_answers.two_gpus])
 def test_rounding_is_judged_by_the_unchanged_models(check, tmp_path, without_engines):
     for worse, passes in ((1.4, True), (1.6, False)):
         without_engines(lambda name, environment, worse=worse: {"rms": 0.05 * (worse if name == "swiftkv" else 1)})
