@@ -184,26 +184,23 @@ def complete(server: Server, **body: Any) -> dict[str, Any]:
 
 
 def fp8_weights(sizes: Sizes, folder: Path) -> Outcome:
-    """Compare FP8 weights, compiled, with Hugging Face and the unchanged model's."""
-    prompts, found = make_prompts(sizes), {}
-    specs = {"unchanged": None, "swiftkv": half(sizes.small)}
-    models = {name: make_model(folder / name, sizes.small, spec) for name, spec in specs.items()}
-    eager = {"unchanged": True, "swiftkv": not sizes.graphs}
-    cases = {
-        name: case(model, prompts, {"quantization": "fp8", "enforce_eager": eager[name]})
-        for name, model in models.items()
-    }
-    for name, answer in engines(folder, cases).items():
-        found[name] = Reference(models[name], prompts).compare(answer)
+    """Compare FP8 weights with Hugging Face's in 16 bits."""
+    found = beside_unchanged(sizes, folder, {"quantization": "fp8"})
     return *judge_fp8(found["unchanged"], found["swiftkv"]), found
 
 
 def two_gpus(sizes: Sizes, folder: Path) -> Outcome:
-    """Compare an engine of two ranks with Hugging Face, by what the unchanged model's differs."""
+    """Compare engines of two ranks with Hugging Face."""
+    return judge_answers(beside_unchanged(sizes, folder, {"tensor_parallel_size": 2}, apart=True), "unchanged")
+
+
+def beside_unchanged(sizes: Sizes, folder: Path, settings: dict[str, Any], **how: bool) -> dict[str, dict[str, float]]:
+    """Compare an eager engine of the unchanged model and one of a SwiftKV model, with graphs if the machine has them, with
+    Hugging Face."""
     prompts, found = make_prompts(sizes), {}
     for name, spec in {"unchanged": None, "swiftkv": half(sizes.small)}.items():
         model = make_model(folder / name, sizes.small, spec)
-        settings = {"tensor_parallel_size": 2, "enforce_eager": spec is None or not sizes.graphs}
-        answers = engines(folder, {name: case(model, prompts, settings, apart=True)})
+        eager = {"enforce_eager": spec is None or not sizes.graphs}
+        answers = engines(folder, {name: case(model, prompts, settings | eager, **how)})
         found[name] = Reference(model, prompts).compare(answers[name])
-    return judge_answers(found, "unchanged")
+    return found
