@@ -35,6 +35,11 @@ def test_a_cuda_log():
     assert seen["compilation"] == "compiled, vllm_compile, CUDA graphs full_and_piecewise"
     assert (seen["kv_cache_tokens"], seen["kv_cache_gib"], seen["kv_cache_dtype"]) == (1234567, 54.31, "fp8")
     assert seen["quantization"] == "fp8"
+    fused = CUDA_LOG.replace("'cudagraph_num_of", "'pass_config': {'fuse_allreduce_rms': True}, 'cudagraph_num_of")
+    assert (
+        observed(fused, kv_cache_dtype="fp8", swiftkv=False)["compilation"]
+        == seen["compilation"] + ", fused all-reduce"
+    )
 
 
 @pytest.mark.parametrize(

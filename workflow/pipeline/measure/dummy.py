@@ -38,10 +38,10 @@ def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path) -> No
         written = swiftkv_config(config, spec)
     with atomic_path(output) as scratch:
         written.save_pretrained(scratch)
-        _numbered_words(config["vocab_size"]).save_pretrained(scratch)
+        numbered_words(config["vocab_size"]).save_pretrained(scratch)
 
 
-def _numbered_words(vocab_size: int) -> Any:
+def numbered_words(vocab_size: int) -> Any:
     """A tokenizer of one token a word, enough for random token ids and their answers."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
