@@ -131,10 +131,10 @@ def closeness(model, variant, kl, *, kv_cache="auto", config=None):
     return record("fidelity", model, variant, result, kv_cache=kv_cache, settings={"seed": 42}, config=config)
 
 
-def reading_result(layers, layer, bits=(6.0, 4.0, 10.0), sha256="same"):
-    """The result of a reading of one member, l = `layer`, with its bits of three answers."""
+def reading_result(layers, layer, sha256="same"):
+    """The result of a reading of one member, l = `layer`, with three answers."""
     model = {"bits": [2.0, 4.0, 6.0], "bits_without": [10.0, 8.0, 10.0], "kl": [0.0] * 3}
-    member = {"bits": list(bits), "bits_without": [11.0, 9.0, 11.0], "kl": [2.0, 1.0, 1.0]}
+    member = {"bits": [6.0, 4.0, 10.0], "bits_without": [11.0, 9.0, 11.0], "kl": [2.0, 1.0, 1.0]}
     pairs = ((layers, 1.0, model), (layer, 0.7, member))
     return {
         "tasks": {"squad": {"sha256": sha256, "prompt_tokens": [9] * 3, "answer_tokens": [2, 1, 1]}},

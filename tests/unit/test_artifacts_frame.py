@@ -31,13 +31,6 @@ def rows(*records, **wanted):
     return found[(found[list(wanted)] == list(wanted.values())).all(axis=1)]
 
 
-def test_limits_are_also_of_what_is_out_of_memory():
-    oom = served("throughput", "swiftkv-50", None, reason="no memory is left")
-    (row,) = rows(oom, metric="tokens_per_second").to_dict("records")
-    assert (row["status"], row["reason"]) == ("oom", "no memory is left")
-    assert rows(oom, metric="speedup_limit")["value"].item() == 1.8
-
-
 def test_bars_have_the_ratio_of_the_speed_up_and_no_interval_sets_the_axis(tmp_path):
     """Of three turns of 1200 tokens one is slow: the speed-up is 1.79 by geometric means, 2.09 by medians; 1.8 is possible."""
     turns = {"samples_seconds": [11.5, 11.5, 17.7], "baseline_samples_seconds": [20.0, 24.0, 28.0]}
