@@ -35,7 +35,8 @@ def page(tmp_path_factory):
 def test_the_result_comes_first_and_everything_is_there(page):
     text = page.read_text()
     found = re.search(
-        r"dimensions (\d+) quantities \((\d+) claims\) are confirmed. Of all (\d+) .* unclear are 0 and not tested (\d+)", text
+        r"dimensions (\d+) quantities \((\d+) claims\) are confirmed. Of all (\d+) .* unclear are 0 and not tested (\d+)",
+        text,
     )
     assert found and 1 < int(found[1]) <= int(found[2]) == int(found[3]) - int(found[4])
     places = [text.index(f'id="{name}"') for name in ("blog_figure1", "table1", "claims", "contents")]

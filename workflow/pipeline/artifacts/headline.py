@@ -49,7 +49,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         )
     axis.set(
         xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.6), ylim=(-18, 106),
-        xlabel="Throughput, times the unchanged model's",
+        xlabel=f"Throughput at {entry['points'][point]['input_tokens']:,} input tokens, times the unchanged model's",
         ylabel="Of a passage in the prompt,\nthe model can still use (%)",
     )  # fmt: skip
     axis.xaxis.set_major_formatter("{x:g}×")
