@@ -205,6 +205,14 @@ def test_a_tied_head_that_is_another_than_the_embedding_is_refused(rewired, file
                 read(folder)
 
 
+def test_nobody_is_told_to_delete_a_damaged_file_of_a_model(tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=True)
+    (folder / "config.json").write_text("{")
+    with refused("config.json is not valid JSON") as caught:
+        check_checkpoint(folder)
+    assert "delete it" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model-00002-of-00003.safetensors", "model.safetensors.index.json"])
 def test_a_pointer_of_git_lfs_is_called_so(name, tmp_path):
     folder = write_published(tmp_path / "checkpoint", teacher_qkv=True, shards=3)

@@ -102,7 +102,7 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
         yield f"{output} is not written, as no weights lie beside this config.json: name their folder, or org/name"
         return
     if output.exists() and output.read_text(encoding="utf-8") != text:
-        raise UserError(f"{output} exists with other content; choose another file with OUTPUT=, or delete it")
+        raise UserError(f"{output} exists with other content; choose another file with OUTPUT=, or move it")
     output.write_text(text, encoding="utf-8")
     written = read_profile(profile.folder, [str(output)])
     config = read_config(written)
