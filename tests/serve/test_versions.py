@@ -59,7 +59,7 @@ def older():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("own", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+@pytest.mark.parametrize("own", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
 def test_transformers_4_reads_the_same_model(older, architecture, own, tmp_path):
     """As do readers of the published format that need it."""
