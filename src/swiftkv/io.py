@@ -89,7 +89,8 @@ def read_json(path: str | Path) -> Any:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         refuse_pointer(Path(path))
         raise UserError(
-            f"{path} is not valid JSON ({error}): correct it, or run again without it if this pipeline made it"
+            f"{path} is not valid JSON ({error}): correct it or fetch it again; one that a job wrote can be deleted, as the next "
+            "run makes it"
         ) from None
 
 

@@ -77,7 +77,7 @@ def open_tensors(path: Path, names: tuple[str, ...]) -> tuple[Any, dict[str, Any
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is damaged or no file of this pipeline ({error}); delete it and run again") from None
+        raise UserError(f"{path} is damaged or no file of this pipeline ({error}); make it again") from None
     if missing := sorted(set(names) - set(file.keys())):
-        raise UserError(f"{path} has no tensor {missing[0]!r}; delete it and run again")
+        raise UserError(f"{path} has no tensor {missing[0]!r}; make it again")
     return file, description

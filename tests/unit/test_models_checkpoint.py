@@ -14,7 +14,7 @@ from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, w
 from tests.quantized import QUANTIZATION
 from tests.unit.distill_helpers import ROOT
 from tests.unit.score_helpers import SHAPE
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.sources import check_checkpoint
 from swiftkv.io import PIECE, read_ahead, read_json, write_json
@@ -100,6 +100,25 @@ def test_generation_settings_that_transformers_refuses_to_write_are_kept(setting
         assert load_any(tmp_path / name).generation_config.to_dict() == base.generation_config.to_dict()
 
 
+@pytest.mark.parametrize("own", ["TokenizersBackend", "LlamaTokenizer"])
+def test_files_are_as_transformers_4_reads_them_too(own, grouped_query, tmp_path):
+    """Its readers take other angles and another number of experts else, without a word, and refuse the tokenizer."""
+    rope = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    edit_config(tmp_path / "base", "tokenizer_config.json", tokenizer_class=own)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    model = tiny_swiftkv(grouped_query, rope_parameters=rope)
+    save_model(model, tmp_path / "saved", tokenizer=tokenizer)
+    saved, words = (read_json(tmp_path / "saved" / name) for name in ("config.json", "tokenizer_config.json"))
+    older = {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": "float32"}
+    if grouped_query == "qwen3_moe":
+        older["num_experts"] = model.config.num_experts
+    assert older.items() <= saved.items()
+    assert words["tokenizer_class"] == own.replace("TokenizersBackend", "PreTrainedTokenizerFast")
+    assert load_swiftkv(tmp_path / "saved").config.rope_parameters == model.config.rope_parameters
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").get_vocab() == tokenizer.get_vocab()
+
+
 @torch.no_grad()
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save_model(tiny_swiftkv(), tmp_path / "student")
@@ -132,8 +151,8 @@ def test_quantized_experts_are_refused(architecture, tmp_path):
         load_base(tmp_path)
 
 
-def edit_config(folder, **fields):
-    file = folder / "config.json"
+def edit_config(folder, name="config.json", **fields):
+    file = folder / name
     write_json(file, read_json(file) | fields)
 
 
@@ -205,6 +224,14 @@ def test_a_tied_head_that_is_another_than_the_embedding_is_refused(rewired, file
         for read in (check_checkpoint, load_swiftkv if rewired else load_base):
             with refused(said) if said else contextlib.nullcontext():
                 read(folder)
+
+
+def test_nobody_is_told_to_delete_a_damaged_file_of_a_model(tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=True)
+    (folder / "config.json").write_text("{")
+    with refused("config.json is not valid JSON") as caught:
+        check_checkpoint(folder)
+    assert "delete it" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00002-of-00003.safetensors", "model.safetensors.index.json"])

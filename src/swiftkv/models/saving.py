@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import atomic_path, check_space
+from swiftkv.models.older import add_older_config, add_older_tokenizer
 from swiftkv.models.sharing import base_dtype, share
 from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.linear import checkpoint_tensors, is_quantized
@@ -57,10 +58,12 @@ def save_model(
             written.config.dtype = dtype
             written.config.save_pretrained(scratch)
             share(tensors, scratch, Path(base), Path(path))
+        add_older_config(scratch)
         # transformers reads settings that its save_pretrained refuses, such as a temperature without sampling.
         model.generation_config.to_json_file(scratch / "generation_config.json")
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+            add_older_tokenizer(scratch, tokenizer)
 
 
 def try_saving(

@@ -127,7 +127,7 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
         yield f"{output} is not written, as no weights lie beside this config.json: name their folder, or org/name"
         return
     if output.exists() and text_of(output) != text:
-        raise UserError(f"{output} exists with other content; choose another file with OUTPUT=")
+        raise UserError(f"{output} exists with other content; choose another file with OUTPUT=, or move it")
     write_text(output, text)
     results = config.pathvars.results
     words = f"PROFILE={profile.folder.name} CONFIG={output} TARGETS="
