@@ -117,7 +117,8 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
 
 def test_only_the_same_items_are_compared():
     def reading(variant, sha256):
-        return Record("reading", {}, variant, result=reading_result(6, 4, sha256=sha256), provenance={"hardware": {}})
+        result, machine = reading_result(6, 4, sha256), {"hardware": {"cores": 2}}
+        return Record("reading", {"name": "m", "title": "M"}, variant, result=result, provenance=machine)
 
     for items, compared in (("same", True), ("other", False)):
         assert any(differences([reading("fitted", "same"), reading("copied", items)])) == compared
