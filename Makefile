@@ -5,7 +5,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce advise plan check probe compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
+.PHONY: help setup setup-gpu setup-conda image lock-gpu demo reproduce advise plan check probe compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
 
 # A variable that is misspelt would be passed over without a word.
 MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFILES=PROFILE RESULT=RESULTS
@@ -69,9 +69,6 @@ test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
-
-vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of RELEASES of vLLM, or of all from 0.26 on (300 MB to download each)
-	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
 bench: .venv/.ready  ## speed of serving a small shape on two cores; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/check_gpu.py --sizes processor --only 2 --minutes 60 --output results/bench

@@ -1,4 +1,4 @@
-"""Each tensor of a checkpoint, quantized in one way or another, gets to its place; a missing one is named. No engine runs."""
+"""A tensor that is missing or wrong is named, and heads and scales get to all that read them. No engine runs."""
 
 from copy import deepcopy
 from math import prod
@@ -10,7 +10,7 @@ from tests.conftest import refused, tiny_teacher
 from transformers.core_model_loading import revert_weight_conversion
 
 from swiftkv.models import rewire
-from swiftkv.serve.weights import load_weights
+from swiftkv.serve.weights import _place, load_weights
 from swiftkv.spec import SwiftKVSpec
 
 # Tensors of a linear layer in a checkpoint: those of vLLM's parameters that have to be there, then others.
@@ -20,18 +20,9 @@ FORMS = {
     "AWQ": ["qweight", "qzeros", "scales"],
 }
 OPTIONAL = {"compressed-tensors, 4 bits": ["weight_shape"], "AWQ": ["g_idx"], "float8": ["input_scale"]}
-STACKS = {
-    "model.layers.0.self_attn.qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
-    **{f"model.layers.{layer}.mlp.gate_up_proj": {"gate_proj": 0, "up_proj": 1} for layer in range(4)},
-}
-# Layers 1 and 2 share a cache, and layer 3 has one of its own.
-CACHES = {(1, "k"): 0, (3, "k"): 1, (1, "v"): 2, (3, "v"): 3}
-EXPERTS = {"gate_proj": ("w13_", "w1"), "up_proj": ("w13_", "w3"), "down_proj": ("w2_", "w2")}
-# Linear layers in the checkpoint; of Qwen3-MoE's layers one is dense, and three have 8 experts.
-LINEAR = {"llama": 7 + 3 * 5 + 4, "qwen3_moe": 4 + 3 * 2 + 4 + 3 + 3 * 8 * 3}
 
 
-@pytest.fixture(scope="module", params=LINEAR)
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
 def model(request):
     return rewire(tiny_teacher(request.param, num_hidden_layers=4), SwiftKVSpec(4, 1, 2))
 
@@ -73,7 +64,8 @@ class Placed(dict):
             module, _, kind = name.rpartition(".")
             linear = kind == "weight" and module.endswith(("_proj", "_proj_swiftkv"))
             for stored in FORMS[form] + OPTIONAL.get(form, []) if linear else [kind]:
-                self.add(place(f"{module}.{stored}")[0])
+                if place := _place(f"{module}.{stored}", SwiftKVSpec.from_config(model.config)):
+                    self.add(place[0])
 
     def add(self, name, shape=(1,), outputs=None):
         """A parameter; `outputs` is its dimension of them."""
@@ -86,38 +78,6 @@ class Placed(dict):
         self.loaded[name, part] = tensor
         if name.endswith(("q_scale", "k_scale", "v_scale")):
             parameter.data.copy_(tensor)
-
-
-def place(name):
-    """The parameter that a tensor belongs to, and what its loader is told besides."""
-    module, _, kind = name.rpartition(".")
-    parent, _, projection = module.rpartition(".")
-    layer = parent.split(".")[2:3]
-    if projection in ("k_proj_swiftkv", "v_proj_swiftkv"):
-        return f"model.caches.kv_proj_swiftkv.{kind}", (CACHES[int(layer[0]), projection[0]],)
-    if projection == "k_norm_swiftkv":
-        return f"model.caches.{projection}.{kind}", (CACHES[int(layer[0]), "k"],)
-    if ".experts." in name:
-        experts, _, number = parent.rpartition(".")
-        stack, part = EXPERTS[projection]
-        target = f"{experts}.routed_experts.{stack}{kind}"
-        return target, (target, part, int(number))
-    for stack, parts in STACKS.items():
-        if stack.startswith(f"{parent}.") and projection in parts:
-            return f"{stack}.{kind}", (parts[projection],)
-    return name, ()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_tensor_gets_to_its_place(model, config, form):
-    tensors, parameters = checkpoint(model, form), Placed(model, form)
-    unserved = {f"early_exit_head_swiftkv.{stored}": torch.ones(1) for stored in FORMS[form]}
-    filled = load_weights(config, parameters, None, (tensors | unserved).items())
-    assert filled == {target for target, _ in parameters.loaded}
-    linear = [name for name in tensors if "_proj" in name]
-    assert len(linear) == len(FORMS[form]) * LINEAR[model.config.model_type.removesuffix("_swiftkv")]
-    for name in linear:
-        assert parameters.loaded[place(name)] is tensors[name], name
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -148,10 +108,11 @@ def test_a_tensor_of_another_shape_or_name_is_named(model, name, rows, sentence)
     "kind, empty, telling",
     [("bias", [0, 0, 0, 0], [0, 0, 1, 0]), ("g_idx", [0, 0, 1, 1], [0, 1, 1, 0])],  # the groups of inputs, by GPTQ
 )
-def test_tensors_that_say_nothing_are_passed_over(model, config, kind, empty, telling):
+def test_tensors_that_say_nothing_and_the_early_exit_head_are_passed_over(model, config, kind, empty, telling):
     form = "compressed-tensors, 4 bits"
     tensors, name = checkpoint(model, form), f"model.layers.2.self_attn.o_proj.{kind}"
-    load_weights(config, Placed(model, form), None, [*tensors.items(), (name, torch.tensor(empty))])
+    unserved = {"early_exit_head_swiftkv.weight_packed": torch.ones(1), name: torch.tensor(empty)}
+    load_weights(config, Placed(model, form), None, (tensors | unserved).items())
     with refused(name):
         load_weights(config, Placed(model, form), None, [*tensors.items(), (name, torch.tensor(telling))])
 

@@ -131,10 +131,8 @@ def test_items_longer_than_the_model_are_left_out(tmp_path, source, questions):
 
 def test_only_the_same_items_are_compared():
     def reading(variant, sha256):
-        model = {"name": "tiny", "title": "Tiny"}
-        return Record(
-            "reading", model, variant, result=reading_result(6, 4, sha256=sha256), provenance={"hardware": {}}
-        )
+        result, machine = reading_result(6, 4, sha256), {"hardware": {"cores": 2}}
+        return Record("reading", {"name": "m", "title": "M"}, variant, result=result, provenance=machine)
 
     for items, compared in (("same", True), ("other", False)):
         assert any(differences([reading("fitted", "same"), reading("copied", items)])) == compared
