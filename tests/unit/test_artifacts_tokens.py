@@ -1,9 +1,6 @@
 """Quality over training tokens: where points lie, and which trainings have one."""
 
-from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import LLAMA, closeness, made, resolved, saved, score, training
-
-from pipeline.artifacts import contents
 
 
 def test_a_curve_has_each_training_at_its_tokens_and_the_unchanged_model_is_a_line_across(tmp_path):
@@ -32,12 +29,3 @@ def test_variants_without_parts_are_one_curve(tmp_path):
     trained, close = training(LLAMA, "swiftkv-50"), closeness(LLAMA, "swiftkv-50", 0.2)
     (axis,) = made(entry, training=saved(tmp_path, [trained]), fidelity=saved(tmp_path, [close])).figure.axes
     assert [line.get_ydata().tolist() for line in axis.lines] == [[0.2]]
-
-
-def test_what_is_separate_is_made_only_where_it_is_named():
-    config = helpers.scale("local")
-    assert "tokens" in contents.names(helpers.typed(config)) and "tokens" not in contents.standard(
-        helpers.typed(config)
-    )
-    config["artifacts"]["tokens"]["separate"] = False
-    assert "tokens" in contents.standard(helpers.typed(config))
