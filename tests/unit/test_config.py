@@ -8,6 +8,7 @@ from tests.unit.artifact_helpers import fields, scale, typed
 
 from pipeline.config import check, load_yaml
 from pipeline.config.local import check_local_sources
+from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.models import load_tokenizer
@@ -70,7 +71,9 @@ def point(name, **changes):
         # names that are not defined
         (variant(recipe="distilation"), ", at variants.swiftkv-50", "(did you mean 'distillation'?)"),
         (recipe(data="nothing"), ", at recipes.distillation", "'nothing'"),
-        ({"recipes": {"new": {"like": "nothing"}}}, ", at recipes", "'new' is like 'nothing'"),
+        ({"recipes": {"new": {"like": "nothing"}}}, ", at recipes", "'nothing' is not defined"),
+        ({"recipes": {"new": {"like": ["distillation"]}}}, ", at recipes", "is not defined"),
+        ({"recipes": {"none": None, "new": {"like": "none"}}}, ", at recipes.none", "not null"),
         ({"recipes": {"a": {"like": "b"}, "b": {"like": "a"}}}, ", at recipes", "is itself like"),
         (model(recipe={"learning_rat": 1e-4}), ", at models.llama-3.1-8b.recipe", "did you mean 'learning_rate'?"),
         (model(recipe={"zero_stage": 3}), ", at models.llama-3.1-8b.recipe", "zero_stage"),
@@ -165,6 +168,18 @@ def test_a_model_has_keys_of_its_own(config):
     assert (own.learning_rate, own.max_length) == (1e-4, 4096)
     assert (others.learning_rate, others.max_length) == (3e-4, 8192)
     assert read.recipe("llama-3.1-8b", "lm-loss").learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("keys", "impossible"), [({"hidden_state_weight": 0.01}, "lm-loss"), ({"start": "fitted"}, "fine-tuning")]
+)
+def test_a_model_s_keys_need_not_fit_recipes_that_it_is_not_trained_with(config, keys, impossible):
+    config["models"]["llama-3.1-8b"]["recipe"] = keys
+    read = check(config)
+    assert keys.items() <= read.recipe("llama-3.1-8b", "distillation").model_dump().items()
+    assert impossible not in read.recipes_sharing("llama-3.1-8b", "distillation", Packing)
+    with refused("llama-3.1-8b"):
+        read.recipe("llama-3.1-8b", impossible)
 
 
 def test_batches_are_only_checked_on_models_of_this_scale(config):

@@ -9,6 +9,7 @@ from snakemake.logging import logger
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.config import FILES, load_yaml
+from pipeline.config.checks import at
 from pipeline.config.settings import FAMILIES, Prompts, Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked, refuse_replaced_configuration
@@ -82,10 +83,15 @@ def recipe_of(w):
     return w.recipe if hasattr(w, "recipe") else scale.variants[w.variant].recipe
 
 
+@command_line
 def recipe_json(w, part, beyond=None):
     """The settings of a recipe that a class of them has, as JSON: those of `part`, without those of `beyond`."""
     names = part.model_fields.keys() - (beyond.model_fields.keys() if beyond else ())
-    return scale.recipe(w.model, recipe_of(w)).model_dump_json(include=names)
+    recipe = scale.recipe(w.model, recipe_of(w))
+    if hasattr(w, "variant"):
+        with at(f"variants.{w.variant}, for model {w.model!r}"):
+            recipe.check_spec(scale.spec(w.model, w.variant))
+    return recipe.model_dump_json(include=names)
 
 
 def folder_of(file):
@@ -154,6 +160,7 @@ def of_family(family, untrained):
 # Training
 
 
+@command_line
 def shared_file(w, folder, part):
     """A file of a recipe, or of a variant's; recipes that agree in the settings of `part` share that of the first."""
     return f"<results>/{folder}/{w.model}/{scale.recipes_sharing(w.model, recipe_of(w), part)[0]}.safetensors"

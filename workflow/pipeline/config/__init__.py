@@ -171,19 +171,36 @@ class Config(Section):
             raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
 
     @cached_property
-    def _recipes_of_models(self) -> dict[str, dict[str, Recipe]]:
+    def _recipes_of_models(self) -> dict[str, dict[str, Recipe | UserError]]:
         return {model: {name: self._recipe(model, name) for name in self.recipes} for model in self.models}
 
-    def _recipe(self, model: str, name: str) -> Recipe:
+    def _recipe(self, model: str, name: str) -> Recipe | UserError:
         settings = self.models[model]
         keys = self.recipes[name].model_dump() | settings.recipe | {"zero_stage": settings.zero_stage}
-        recipe = read(Recipe, keys, f"config, at models.{model}.recipe")
+        try:
+            recipe = read(Recipe, keys, f"config, at models.{model}.recipe: on top of recipe {name!r}")
+        except UserError as error:
+            return error
         rows = recipe.batch_size or recipe.micro_batch_size * max(1, settings.gpus.distill)
         return recipe.model_copy(update={"batch_size": rows})
 
     def recipe(self, model: str, name: str) -> Recipe:
-        """Return a training recipe for one model: with the model's own keys, ZeRO stage and rows per step."""
-        return self._recipes_of_models[model][name]
+        """Return a training recipe for one model: with the model's own keys, ZeRO stage and rows per step.
+
+        Raises:
+            UserError: the model's own keys do not fit this recipe.
+        """
+        if isinstance(recipe := self._recipes_of_models[model][name], UserError):
+            raise recipe
+        return recipe
+
+    def possible_recipes(self, model: str) -> list[str]:
+        """Return the recipes that a model's own keys fit; raise a `UserError` if they fit none."""
+        recipes = self._recipes_of_models[model]
+        fitting = [name for name, recipe in recipes.items() if isinstance(recipe, Recipe)]
+        if not fitting:
+            self.recipe(model, next(iter(recipes)))
+        return fitting
 
     def recipes_sharing(self, model: str, recipe: str, settings: type[Packing]) -> list[str]:
         """Return the recipes that agree for a model in the keys of `settings`; they share a file named after the first."""
@@ -191,7 +208,7 @@ class Config(Section):
         def values(name: str) -> list[Any]:
             return [getattr(self.recipe(model, name), key) for key in settings.model_fields]
 
-        return [name for name in self.recipes if values(name) == values(recipe)]
+        return [name for name in self.possible_recipes(model) if values(name) == values(recipe)]
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
         """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""

@@ -34,7 +34,8 @@ def check_references(config: Config) -> None:
     for name, recipe in config.recipes.items():
         with at(f"recipes.{name}"):
             _require(recipe.data, "data", config.data)
-        for model in config.in_use:
+    for model in config.in_use:
+        for name in config.possible_recipes(model):
             own = config.recipe(model, name)
             with at(f"recipes.{name}, for model {model!r}"):
                 _require(own.data, "data", config.data)

@@ -17,11 +17,14 @@ def with_inherited_keys(recipes: Any) -> Any:
         if not isinstance(keys, dict) or "like" not in keys:
             return keys
         parent = keys["like"]
-        if parent not in recipes:
-            raise ValueError(f"{name!r} is like {undefined(str(parent), 'recipes', recipes)}")
+        if not isinstance(parent, str | int) or parent not in recipes:
+            raise ValueError(
+                f"{name!r} has another recipe under `like`, but {undefined(str(parent), 'recipes', recipes)}"
+            )
         if parent in (name, *heirs):
             raise ValueError(f"{name!r} is like {parent!r}, which is itself like {name!r}")
         own = {key: value for key, value in keys.items() if key != "like"}
-        return complete(parent, (name, *heirs)) | own
+        inherited = complete(parent, (name, *heirs))
+        return inherited | own if isinstance(inherited, dict) else inherited
 
     return {name: complete(name) for name in recipes} if isinstance(recipes, dict) else recipes
