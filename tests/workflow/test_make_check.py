@@ -8,6 +8,7 @@ import yaml
 from tests.programs import ROOT, read_yaml, run
 from tests.unit.slurm_stand_ins import install
 
+CHECKPOINT = "results/checkpoints/llama-3.1-70b/swiftkv-50/config.json"  # of a training on 4 nodes
 TABLE = "results/tables/table2.tex"
 FOR_THE_PROCESSOR = r"jobs ask for GPUs, and in \S+ torch is a build for the processor: `make setup-gpu`"
 
@@ -64,6 +65,14 @@ def test_a_probe_that_slurm_refuses_fails(site):
     assert re.search("8 GPUs .* rule distill .* h100", ended.stdout)
     assert "QOSMaxSubmitJobPerUserLimit" in ended.stdout and "FAIL  job:" in ended.stdout
     assert not list(site.folder.rglob(".probe"))
+
+
+def test_a_probe_has_the_gpus_of_the_largest_job_as_the_site_states_them(site):
+    site.site["gres"] = f"gpu:{site.site['resources'].pop('gpu_model')}"
+    install(site.folder / "bin", sbatch='echo "$*" >> "$SUBMITTED"; exit 1')
+    site(sys.executable, "-m", "pipeline", "probe", "--profile", site.folder, CHECKPOINT)
+    submitted = (site.folder / "submitted").read_text()
+    assert "--nodes=4" in submitted and "--gres=gpu:h100:8" in submitted and "--gpus" not in submitted
 
 
 def test_a_run_with_a_wrong_partition_submits_nothing(site):

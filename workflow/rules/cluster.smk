@@ -93,6 +93,12 @@ def number_of_gpus(w, resources):
     return gpus_of(resources)
 
 
+def gpus_of_step(resources):
+    """Return srun's argument for all GPUs of a job."""
+    gres = resources.get("gres")
+    return f"--gres {gres}" if gres else f"--gpus-per-node {gpus_of(resources) // resources.nodes}"
+
+
 def launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     gpus, nodes = gpus_of(resources), resources.nodes
@@ -108,7 +114,6 @@ def launcher(w, resources):
     # it the job's number only, so srun has to be told again what the job may use.
     gpus //= nodes
     cpus = resources.get("cpus_per_task") or resources.get("cpus_per_gpu", 0) * gpus
-    taken = f"--gres {resources.gres}" if resources.get("gres") else f"--gpus-per-node {gpus}"
     on_nodes = f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1"
     # torchrun would try for 90 seconds, and not name the host for which a node knows no address.
     unknown = "error: a node of this job, named above, finds no address of $(hostname), on which the ranks meet"
@@ -118,7 +123,7 @@ def launcher(w, resources):
     return (
         f'{on_nodes} getent hosts "$(hostname)" > /dev/null || {{ echo "{unknown}"; exit 1; }}; '
         f"{patience} TORCH_LOGS=-torch.distributed.elastic "
-        f"{on_nodes} {taken} --kill-on-bad-exit "
+        f"{on_nodes} {gpus_of_step(resources)} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus} " if cpus else "")
         + f'"${{IN_IMAGE[@]}}" {torchrun} --nnodes {nodes} --nproc-per-node {gpus} '
         f'--master-addr "$(hostname)" --master-port "$(python -c "{free_port}")"'
@@ -129,8 +134,8 @@ def node_check(w, resources):
     """Return the command that checks every node of a probe, before ranks that meet need them to be right."""
     from pipeline.run.probe_rank import EXCHANGE
 
-    nodes, gpus = resources.nodes, resources.gpu // resources.nodes
-    on_nodes = f"srun --overlap --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} "
+    nodes, gpus = resources.nodes, gpus_of(resources) // resources.nodes
+    on_nodes = f"srun --overlap --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 {gpus_of_step(resources)} "
     results = shlex.quote(f"{scale.pathvars.results}/{EXCHANGE}")
     return (
         f'{on_nodes if nodes > 1 else ""}"${{IN_IMAGE[@]}}" '

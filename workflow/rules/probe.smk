@@ -8,8 +8,8 @@ rule probe:
     # In none: its commands start the image themselves, as srun has to on several nodes.
     container:
         lambda w: None
+    # Further ones are those of the largest job.
     resources:
-        gpu=1,
         nodes=1,
     params:
         nodes=node_check,
