@@ -1,5 +1,6 @@
 """Advice on a model by its config.json alone, and plans of what it writes."""
 
+import re
 import types
 
 import pytest
@@ -46,6 +47,19 @@ def advised(tmp_path, config, profile, output="own.yaml"):
     model, output = write_model(tmp_path / "My-Model", config), tmp_path / output
     parts = list(advise(str(model), profile, output))
     return parts, read_config(read_profile(profile.folder, [str(output)]))
+
+
+def test_the_examples_of_recipes_can_be_uncommented(tmp_path):
+    advised(tmp_path, LLAMA, GPU)
+    file = tmp_path / "own.yaml"
+    before = read_config(read_profile(GPU.folder, [str(file)]))
+    file.write_text(re.sub(r"^( *)# (?=.*:\s*($|\{))", r"\1", file.read_text(), flags=re.MULTILINE))
+    after = read_config(read_profile(GPU.folder, [str(file)]))
+    own = after.variants.keys() - before.variants.keys()
+    for variant in {"swiftkv-50", *own}:
+        recipe = after.recipe("own", after.variants[variant].recipe)
+        assert after.spec("own", variant) and recipe.learning_rate != before.recipe("own", "distillation").learning_rate
+    assert own and after.recipe("llama-3.1-8b", "distillation") == before.recipe("llama-3.1-8b", "distillation")
 
 
 def test_numbers_are_those_of_the_cost_model_one_a_cell(tmp_path):

@@ -56,6 +56,12 @@ models:
     nodes: {{distill: {nodes}}}
     gpus: {gpus}
     unavailable: {unavailable}
+    # recipe: {{learning_rate: 1.0e-4}}  # keys of all its trainings
+# A recipe that differs from another in some keys, and a variant trained with it.
+# recipes:
+#   slow: {{like: distillation, learning_rate: 1.0e-4}}
+# variants:
+#   swiftkv-50-slow: {{prefill_reduction: "50", acrosskv: 1, kv_heads: null, recipe: slow}}
 artifacts:
   {table}:
     kind: table
