@@ -100,3 +100,21 @@ def test_a_weight_file_plans_its_model(finished):
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))  # as a copy that keeps the older file's time
     assert planned(finished) == {"resolve_model"}
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def trained(folder, config):
+    """The models and variants that a changed configuration trains again."""
+    jobs = [job.wildcards for job in dry_run(*words(folder, config)) if job.rule == "distill"]
+    return {(job["model"], job["variant"]) for job in jobs}
+
+
+def test_a_recipe_trains_again_what_takes_its_keys(finished):
+    """Those of a model are its own; those of a recipe are also of recipes like it that do not state the same keys."""
+    everything = trained(finished, recipes(learning_rate=0.01))
+    own = trained(finished, {"models": {"tiny-random-moe": {"recipe": {"learning_rate": 0.01}}}})
+    assert own == {(model, variant) for model, variant in everything if model == "tiny-random-moe"} != everything
+    again = trained(finished, {"recipes": {"distillation": {"learning_rate": 0.01}}})
+    heirs = {"distillation", "lm-loss", "full-model", "math-code", "early-exit"}
+    variants = load()["variants"]
+    assert again == {(model, variant) for model, variant in everything if variants[variant]["recipe"] in heirs}
+    assert again < everything
