@@ -8,6 +8,7 @@ from tests.conftest import refused
 from tests.programs import ROOT, read_yaml, write_model
 from tests.quantized import AWQ, FOUR_BITS, GPTQ, QUANTIZATION
 
+from pipeline.artifacts import contents
 from pipeline.config.sources import LocalModel
 from pipeline.run import sizes
 from pipeline.run.advise import advise, best_layer, describe, measured
@@ -60,6 +61,13 @@ def test_the_examples_of_recipes_can_be_uncommented(tmp_path):
         recipe = after.recipe("own", after.variants[variant].recipe)
         assert after.spec("own", variant) and recipe.learning_rate != before.recipe("own", "distillation").learning_rate
     assert own and after.recipe("llama-3.1-8b", "distillation") == before.recipe("llama-3.1-8b", "distillation")
+
+
+@pytest.mark.parametrize("profile", ["gpu", "local"])  # swiftkv-50 stands in for swiftkv-40 in local
+def test_the_table_shows_the_checkpoint_of_the_commands(tmp_path, profile):
+    parts, config = advised(tmp_path, LLAMA, read_profile(profile))
+    variant = re.search(r"checkpoints/own/(\S+)/config.json", parts[-1])[1]
+    assert [variant, "auto"] in contents.cases(config, config.entries["own_quality"]["variants"])
 
 
 def test_numbers_are_those_of_the_cost_model_one_a_cell(tmp_path):

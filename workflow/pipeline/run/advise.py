@@ -126,8 +126,8 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
             f"profile {profile.folder.name} can serve, so {output} is not written; take a smaller checkpoint, or a "
             "profile with more"
         )
-    if total and (trained := min(gpus["distill"], total)) < gpus["distill"]:
-        yield f"A training is meant for {count(gpus['distill'], 'GPU')}; with {trained} its states may not fit into memory."
+    if total and total < gpus["distill"]:
+        yield f"A training is meant for {count(gpus['distill'], 'GPU')}; with {total} its states may not fit into memory."
     config = read_config(profile, added)
     if not source:
         yield f"{output} is not written, as no weights lie beside this config.json: name their folder, or org/name"
@@ -135,9 +135,11 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
     if output.exists() and text_of(output) != text:
         raise UserError(f"{output} exists with other content; choose another file with OUTPUT=, or move it")
     write_text(output, text)
-    results = config.pathvars.results
+    results, variant = config.pathvars.results, f"swiftkv-{first}"
+    if (trained := config.stand_ins.get(variant, variant)) != variant:
+        yield f"With profile {profile.folder.name} {trained} stands in for {variant} (stand_ins)."
     words = f"PROFILE={profile.folder.name} CONFIG={output} TARGETS="
-    checkpoint = f"{results}/checkpoints/{name}/swiftkv-{first}"
+    checkpoint = f"{results}/checkpoints/{name}/{trained}"
     space = "" if most else "VLLM_CPU_KVCACHE_SPACE=4 "
     serve = "" if reason else f"\n  {space}vllm serve {checkpoint} --host 127.0.0.1"
     yield (
