@@ -70,14 +70,14 @@ def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
-    bases = {(one.case.model, one.what): one for one in paired if one.case.unchanged and one.ok}
+    bases = {(one.case.model, one.measure, one.what): one for one in paired if one.case.unchanged and one.ok}
     # All are compared with the baseline without speculation.
-    plain = {record.case.model: record for record in bases.values() if not record.settings.get("speculative")}
+    plain = {key[:2]: record for key, record in bases.items() if not record.settings.get("speculative")}
     rows: list[Row] = []
     for record in paired:
-        model = record.case.model
-        speculates = record.settings.get("speculative") and model in plain
-        base = plain[model] if speculates else bases.get((model, record.what))
+        kind = record.case.model, record.measure
+        speculates = record.settings.get("speculative") and kind in plain
+        base = plain[kind] if speculates else bases.get((*kind, record.what))
         try:
             rows += _rows(record._replace(base=None if base is record else base))
         except (KeyError, StatisticsError) as error:
