@@ -113,6 +113,9 @@ def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared,
             "speedup of batch-6k is 3.9",
         ),
         (SERVING, "engine.kv_cache_tokens", 46593, "engine.kv_cache_tokens is 46593"),
+        (SCORE, "result.questions.sha256", "of others", "questions.sha256 is of others"),
+        (READING, "result.tasks.squad.sha256", "of others", "tasks.squad.sha256 is of others"),
+        (FIDELITY, "result.tokens", 8321, "tokens is 8321"),
         (SERVING, "status", "oom", "status is oom, in the reference ok"),
     ],
 )
@@ -142,6 +145,12 @@ def test_answers_of_another_model_and_another_experiment_are_found(run, compared
     put(run[SIMILARITY], "result.simscore.1", 0.9)
     sentence, _ = compared(run).disagreements
     assert sentence.startswith(f"{SIMILARITY}: settings.documents is 20")
+
+
+def test_a_record_that_lacks_numbers_is_named_by_its_own_path(run, compared, tmp_path):
+    del run[SERVING]["result"]["seconds"]
+    with refused(f"{tmp_path}/run/{SERVING} was written by an older version"):
+        compared(run)
 
 
 def test_tasks_of_an_earlier_version_are_not_missed(compared):

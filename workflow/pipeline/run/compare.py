@@ -31,10 +31,12 @@ EXPERIMENT = (
     "status", "measure", "model", "variant", "kv_cache", "weights", "checkpoint", "spec", "settings", "data",
     "engine", "cost",
 )  # fmt: skip
-OF_MACHINES = re.compile(  # parts of the above that differ between machines, are words, or only earlier versions have
+# Parts that differ between machines, are words, or only earlier versions have; and parts of results that are drawn or counted.
+OF_MACHINES = re.compile(
     r"model\.title|settings\.(\w+_example|threads|ranks|command|memory|dtype|induction|retrieval|synthetic)(\..*)?"
-    r"|engine\.(vllm|attention_backend|kv_cache_gib|dtype)"
+    r"|engine\.(vllm|attention_backend|kv_cache_gib|dtype)|result\.tasks\.(induction|retrieval)\b.*"
 )
+DRAWN = re.compile(r"result\.(.*\.)?(sha256|asked|documents|tokens|n_total|num_prompts|prompts|repeats)")
 # Columns that tell the rows of a frame apart
 KEYS = ["file", "variant", "kv_cache", "point", "part", "at", "metric"]
 
@@ -57,29 +59,33 @@ class Comparison:
     machines: set[str] = field(default_factory=set)
     reference_machines: set[str] = field(default_factory=set)
 
-    def add(self, expected: Record, measured: Record) -> bool:
+    def add(self, name: str, expected: Record, own: Record) -> bool:
         """Compare the settings of a record of the reference run with those of the run's own; return True if they are equal."""
         self.records += 1
-        self.machines.add(measured.device)
+        self.machines.add(own.device)
         self.reference_machines.add(expected.device)
         if expected.status == "unavailable":
             self.uncompared += 1
             return False
-        if measured.status == "unavailable":
-            self.disagreements.append(f"{measured.file}: unavailable, and not in the reference: {measured.reason}")
+        if own.status == "unavailable":
+            self.disagreements.append(f"{name}: unavailable, and not in the reference: {own.reason}")
             return False
-        before, now = (_experiment(record) for record in (expected, measured))
+        before, now = (_experiment(record) for record in (expected, own))
         differing = [key for key in before if now.get(key) != before[key]]
-        for key in differing:
-            self.disagreements.append(f"{measured.file}: {_difference(key, before[key], now.get(key))}")
+        self.disagreements += [f"{name}: {_difference(key, before[key], now.get(key))}" for key in differing]
         self.agreed += len(before) - len(differing)
         return not differing
 
-    def add_numbers(self, expected: Sequence[Record], own: Sequence[Record]) -> None:
-        """Compare the numbers of records of the same experiments, in the same order."""
-        errors = {one.file: _paired_stderr(one, other) for one, other in zip(expected, own, strict=True)}
-        sides = (measured(records) for records in (expected, own))
-        rows = pd.merge(*sides, how="left", on=KEYS, suffixes=("", "_now"))
+    def add_numbers(self, names: Sequence[str], expected: Sequence[Record], own: Sequence[Record]) -> None:
+        """Compare the numbers of records of the same experiments, in the order of their names."""
+        errors = dict(zip(names, map(_paired_stderr, expected, own), strict=True))
+        before, now = (
+            measured(records).replace(
+                {"file": {record.file: name for record, name in zip(records, names, strict=True)}}
+            )
+            for records in (expected, own)
+        )
+        rows = before.merge(now, how="left", on=KEYS, suffixes=("", "_now"))
         for row in rows.to_dict("records"):
             about = METRICS.get(row["metric"], METRICS["average"])  # scores have the names of their tasks
             if about.tolerance is None or pd.isna(row["value"]):
@@ -106,11 +112,9 @@ def compare(reference: Path, results: Path, only: Collection[str] | None = None)
     if wanted and len(absent) == len(wanted):
         raise UserError(f"{results} has none of the {len(wanted)} records of the reference run in {reference}")
     both = (
-        [Record.read(place / name)._replace(file=name) for place in (reference, results)]
-        for name in wanted
-        if name not in absent
+        (name, *(Record.read(place / name) for place in (reference, results))) for name in wanted if name not in absent
     )
-    if alike := [pair for pair in both if comparison.add(*pair)]:
+    if alike := [each for each in both if comparison.add(*each)]:
         comparison.add_numbers(*zip(*alike, strict=True))
     if absent:
         comparison.disagreements.append(f"{len(absent)} of {len(wanted)} records are missing: {some(absent)}")
@@ -174,10 +178,15 @@ def verdicts(place: Path) -> dict[str, dict[str, str]]:
 
 
 def _experiment(record: Record) -> dict[str, Any]:
-    """Return the settings of a record by their path, without those of its machine."""
-    nested = {part: value for part in EXPERIMENT if (value := getattr(record, part)) is not None}
-    flat = pd.json_normalize(nested).to_dict("records")[0]
-    return {key: value for key, value in flat.items() if value is not None and not OF_MACHINES.fullmatch(str(key))}
+    """Return by their path the settings of a record, without those of its machine, and what was drawn for it."""
+    nested = {part: value for part in (*EXPERIMENT, "result") if (value := getattr(record, part)) is not None}
+    return {
+        key: value
+        for key, value in pd.json_normalize(nested).to_dict("records")[0].items()
+        if value is not None
+        and not OF_MACHINES.fullmatch(key)
+        and (not key.startswith("result.") or DRAWN.fullmatch(key))
+    }
 
 
 def _difference(name: str, was: Any, now: Any) -> str:
