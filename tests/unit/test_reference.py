@@ -135,9 +135,22 @@ def test_an_uncertain_speed_up_is_gone_only_where_less_than_half_of_it_is_left(r
     assert sentence.startswith(f"{SERVING}: speedup of batch-6k is gone")
 
 
+def test_a_lost_gain_in_decoding_is_found_though_it_is_small(compared):
+    """Of decoding the ratio of times is shown, which is less than 1 where there is a gain."""
+    name, sides = f"serving/decode/{SMOL}/swiftkv-50/auto.json", []
+    for factor in (1, 1.15):
+        sides.append({name: read_json(SHIPPED / name)})
+        own = sides[-1][name]["result"]["samples_ms"]
+        put(sides[-1][name], "result.baseline_samples_ms", [[factor * time for time in times] for times in own])
+    disagreements = compared(*sides).disagreements
+    assert len(disagreements) == 3 and all("is gone" in sentence for sentence in disagreements)
+
+
 def test_answers_of_another_model_and_another_experiment_are_found(run, compared):
-    values = run[SCORE]["result"]["questions"]["values"]
-    answer(run, [place for place, value in enumerate(values) if value == 0][:40])
+    wrong = [place for place, value in enumerate(run[SCORE]["result"]["questions"]["values"]) if value == 0]
+    answer(run, wrong[:8])  # within three standard errors of the answers that changed
+    assert compared(run).disagreements == []
+    answer(run, wrong[8:40])
     (sentence,) = compared(run).disagreements
     assert sentence.startswith(f"{SCORE}: arc-easy is {100 * run[SCORE]['result']['value']:g},")
     # Of another experiment the numbers are not compared.
