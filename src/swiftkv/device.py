@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -93,19 +91,6 @@ def _give_up(limit: datetime.timedelta) -> None:
         flush=True,
     )
     os._exit(1)  # the main thread may hang in a library
-
-
-@contextlib.contextmanager
-def launched_ranks() -> Iterator[None]:
-    """Join the other ranks if a launcher (torchrun, SLURM with RANK set) started this process."""
-    if "RANK" not in os.environ:
-        yield
-        return
-    join_ranks()
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def rank() -> int:

@@ -94,15 +94,14 @@ def command(
 
 
 def packed_stage(name, inputs, part, output, layers, **more):
-    """A stage that reads packed rows, for some layers; `more` are changes of the recipe, and the number of ranks."""
-    ranks, data = more.pop("ranks", 1), inputs / "packed.safetensors"
+    """A stage that reads packed rows, for some layers; `more` are changes of the recipe."""
     options = {
         "--model-source": inputs / "source.json",
         "--recipe": settings(part, more),
-        "--data": data,
+        "--data": inputs / "packed.safetensors",
         "--output": output,
     }
-    return [*stage(name, options, ranks), "--layers", *map(str, layers)]
+    return [*stage(name, options), "--layers", *map(str, layers)]
 
 
 def stage(name, options, ranks=1):

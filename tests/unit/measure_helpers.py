@@ -2,7 +2,8 @@
 
 from pipeline.measure import run
 from pipeline.measure.dummy import dummy_checkpoint
-from pipeline.measure.point import Subject, vllm_command
+from pipeline.measure.point import vllm_command
+from pipeline.measure.subject import Subject
 from pipeline.measure.turns import Engines
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec

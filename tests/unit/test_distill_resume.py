@@ -80,7 +80,9 @@ def test_a_torn_state_is_skipped(inputs, finished, tmp_path, torn):
 def test_ranks_wait_while_the_first_writes_what_is_large():
     """421 GB at 0.1 GB/s are 70 minutes; of NCCL 10 are the default, of gloo 30. All ranks meet in one place."""
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    with mock.patch.dict(os.environ, ranks), device.launched_ranks():
+    with mock.patch.dict(os.environ, ranks), contextlib.ExitStack() as stack:
+        device.join_ranks()
+        stack.callback(torch.distributed.destroy_process_group)
         backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
         assert backend.options._timeout > datetime.timedelta(minutes=70)
         # What groups of NCCL's get that DeepSpeed makes.

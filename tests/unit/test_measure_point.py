@@ -16,8 +16,9 @@ from pipeline.measure import offline, run
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import BASELINE, engine_environment, vllm_command
+from pipeline.measure.point import engine_environment, vllm_command
 from pipeline.measure.run import cost, headline
+from pipeline.measure.subject import BASELINE
 from pipeline.measure.turns import OWN
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count

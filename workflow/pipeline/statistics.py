@@ -232,8 +232,3 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     number, errors = len(estimates), [one.stderr for one in estimates]
     stderr = None if None in errors else math.hypot(*errors) / number
     return estimate(fmean(one.value for one in estimates), stderr)
-
-
-def quadrature(first: float | None, second: float | None) -> float | None:
-    """The standard error of a sum or a difference of two independent quantities; None where one has none."""
-    return None if first is None or second is None else math.hypot(first, second)

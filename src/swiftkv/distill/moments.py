@@ -9,14 +9,10 @@ squared attention weight. f are the final normed hidden states. Summed over toke
 In latent attention the latent and the rotary key (before norm and RoPE) replace k_i and v_i, and there is no query_energy.
 If the teacher's projections have a bias, s has one more feature, 1. Stored are the solutions of
 (gram + penalty) fit = cross, likewise for `final`, and covariance and query_energy.
-
-Sums are 64-bit integers in units of a power of two: integer addition is exact, so the result does not depend on the order
-of the text or the number of ranks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,90 +24,44 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from swiftkv.architectures import architecture
-from swiftkv.device import ranks
 from swiftkv.errors import UserError
 from swiftkv.models.attention import each_table, sample_lengths
-from swiftkv.quantize.linear import dense_weight
 from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # key of the final normed hidden states, beside the layers'
-BITS = 61  # of the largest possible sum in 64: one for the sign, one spare for rounding
 NAME = "swiftkv_received"  # of the attention function
 WEIGHTS = 2**26  # attention weights in flight, 256 MB
-
-
-class ExactSum:
-    """A sum of tensors that does not depend on their order."""
-
-    def __init__(self, shape: tuple[int, ...], largest: float, device: torch.device) -> None:
-        """Start at zero; `largest` bounds the absolute value of every element of the whole sum."""
-        self.units = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.scale = 2.0 ** (BITS - math.ceil(math.log2(max(largest, 1.0))))
-
-    def add(self, values: torch.Tensor) -> None:
-        """Add a float tensor, rounded to integer units."""
-        self.units += values.double().mul_(self.scale).round_().long()
-
-    def total(self) -> torch.Tensor:
-        """Return the sum over all ranks, float64."""
-        if ranks() > 1:
-            torch.distributed.all_reduce(self.units)
-        return self.units.double() / self.scale
 
 
 class MomentSums:
     """Accumulates the sums of one teacher over its forward passes."""
 
-    def __init__(self, decoder: nn.Module, layers: Sequence[int], tokens: int) -> None:
-        """Start at zero.
+    def __init__(self, decoder: nn.Module, layers: Sequence[int]) -> None:
+        """Start at zero, in float64.
 
         Args:
             decoder: SwiftKV decoder with the teacher's projections in layers >= min(layers).
             layers: every l to fit a start for.
-            tokens: upper bound of the tokens to add.
         """
         row = architecture(decoder.config.model_type)
         self.targets = row.fitted
         self.decoder, self.layers, self.tokens = decoder, sorted(set(layers)), 0
         self.depth = len(decoder.layers)
         self.covariance, self.gram, self.cross, self.energy = {}, {}, {}, {}
-        width = decoder.config.hidden_size
-        feature = {layer: self._largest_feature(self.decoder.layers[layer].input_layernorm) for layer in self.layers}
-        largest_final, device = self._largest_feature(decoder.norm), decoder.norm.weight.device
-        self.final = {
-            layer: ExactSum((width, width), feature[layer] * largest_final * tokens, device) for layer in self.layers
-        }
+        width, device = decoder.config.hidden_size, decoder.norm.weight.device
+        self.final = {layer: _zeros(width, width, device) for layer in self.layers}
         for index in range(self.layers[0], self.depth):
             attention = decoder.layers[index].self_attn
             linears = [getattr(attention, projection) for projection in self.targets]
-            device, biased = linears[0].weight.device, linears[0].bias is not None
-            target = max(self._largest_output(index, projection) for projection in self.targets)
-            outputs = sum(linear.out_features for linear in linears)
+            device, features = linears[0].weight.device, width + (linears[0].bias is not None)
             if not row.latent:
-                query = self._largest_output(index, "q_proj")
                 heads = attention.q_proj.out_features // attention.head_dim
-                self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
-            for layer in self.layers:
-                square, largest = (width + biased,) * 2, feature[layer] ** 2 * tokens
-                if layer == index:
-                    self.covariance[layer] = ExactSum(square, largest, device)
-                if layer <= index:  # the attention weights add up to at most the number of tokens
-                    self.gram[layer, index] = ExactSum(square, largest, device)
-                    largest = feature[layer] * target * tokens
-                    self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
-
-    def _largest_feature(self, norm: nn.Module) -> float:
-        """Bound of |s|: normalized states are at most sqrt(D), doubled for 16-bit rounding."""
-        gain = norm.weight.float().abs().max().item()
-        return max(1.0, 2 * gain * math.sqrt(self.decoder.config.hidden_size))
-
-    def _largest_output(self, layer: int, projection: str) -> float:
-        """Bound of a projection's outputs (Cauchy-Schwarz), doubled for 16-bit rounding."""
-        block = self.decoder.layers[layer]
-        linear = getattr(block.self_attn, projection)
-        norms = (dense_weight(linear).float() * block.input_layernorm.weight.float()).norm(dim=1)
-        largest = 2 * norms.max().item() * math.sqrt(self.decoder.config.hidden_size)
-        return largest + (0.0 if linear.bias is None else 2 * linear.bias.float().abs().max().item())
+                self.energy[index] = _zeros(heads, attention.head_dim // 2, device)
+            if index in self.layers:
+                self.covariance[index] = _zeros(features, features, device)
+            for layer in (layer for layer in self.layers if layer <= index):
+                self.gram[layer, index] = _zeros(features, features, device)
+                self.cross[layer, index] = _zeros(features, sum(linear.out_features for linear in linears), device)
 
     @torch.no_grad()
     def add(self, hidden: dict[int | str, torch.Tensor], counted: torch.Tensor, position_ids: torch.Tensor) -> None:
@@ -133,21 +83,21 @@ class MomentSums:
             if index in self.covariance:
                 constant = states.new_ones(len(states), int(linears[0].bias is not None))
                 features[index] = torch.cat([states, constant], dim=1).float()
-                self.covariance[index].add(features[index].T @ features[index])
-                self.final[index].add(states.float().T.to(final.device) @ final)
+                self.covariance[index] += features[index].T @ features[index]
+                self.final[index] += states.float().T.to(final.device) @ final
             received = received_attention(self.decoder, index, hidden[index], position_ids.to(device))
             root = received[counted.to(device)].sqrt()[:, None]
             targets = torch.cat([linear(states) for linear in linears], dim=1).float() * root
             for layer, rows in features.items():
                 weighted = rows.to(device) * root
-                self.gram[layer, index].add(weighted.T @ weighted)
-                self.cross[layer, index].add(weighted.T @ targets)
+                self.gram[layer, index] += weighted.T @ weighted
+                self.cross[layer, index] += weighted.T @ targets
             if index in self.energy:
                 query = attention.q_proj(states).float().unflatten(1, (-1, 2, attention.head_dim // 2))
-                self.energy[index].add(query.square().sum(dim=(0, 2)))
+                self.energy[index] += query.square().sum(dim=(0, 2))
 
     def fits(self, ridge: float) -> dict[str, torch.Tensor]:
-        """Add up all ranks and solve; every rank has to call this.
+        """Solve the regressions.
 
         Args:
             ridge: penalty on the squared weights, relative to the mean square of a feature.
@@ -158,13 +108,9 @@ class MomentSums:
         Raises:
             UserError: too little text, or the regressions are not determined.
         """
-        tokens = torch.tensor(self.tokens, device=self.final[self.layers[0]].units.device)
-        if ranks() > 1:
-            torch.distributed.all_reduce(tokens)
-        self.tokens = int(tokens)
-        tensors = {f"query_energy_{index}": energy.total().cpu() for index, energy in self.energy.items()}
+        tensors = {f"query_energy_{index}": energy.cpu() for index, energy in self.energy.items()}
         for layer in self.layers:
-            covariance, final = self.covariance[layer].total(), self.final[layer].total()
+            covariance, final = self.covariance[layer], self.final[layer]
             if self.tokens < len(covariance):
                 raise UserError(
                     f"a start cannot be fitted to {self.tokens} tokens, fewer than the {len(covariance)} features of "
@@ -175,9 +121,14 @@ class MomentSums:
             plain = covariance[:width, :width].to(final.device)
             tensors[f"final_{layer}"] = regression(plain, final, ridge, layer).float().cpu()
             for index in range(layer, self.depth):
-                gram, cross = (sums[layer, index].total() for sums in (self.gram, self.cross))
-                tensors[f"fit_{layer}_{index}"] = regression(gram, cross, ridge, layer).float().cpu()
+                tensors[f"fit_{layer}_{index}"] = (
+                    regression(self.gram[layer, index], self.cross[layer, index], ridge, layer).float().cpu()
+                )
         return tensors
+
+
+def _zeros(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(rows, columns, dtype=torch.float64, device=device)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swiftkv.device import compute_device, launched_ranks, rank, ranks
+from swiftkv.device import compute_device
 from swiftkv.distill.attention import FLEX, MASKED, arguments, choose
 from swiftkv.distill.moments import FINAL, MomentSums
 from swiftkv.distill.packing import PackedRows, gather_rows
@@ -51,19 +51,19 @@ class Teacher:
         """
         attention = choose(recipe)  # raises before the model is loaded
         self.rows = PackedRows(data)
-        alone_on_gpus = torch.cuda.device_count() > 1 and ranks() == 1
-        base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if alone_on_gpus else None)
+        several_gpus = torch.cuda.device_count() > 1
+        base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if several_gpus else None)
         depth = base.config.num_hidden_layers
         for layer in layers:
             if not 0 < layer < depth:
                 raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
         self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
-        if alone_on_gpus and attention == FLEX:
+        if several_gpus and attention == FLEX:
             # Its block mask asks for the samples' numbers, which stay on the first GPU when a layer's hook moves the mask.
             recipe = recipe.model_copy(update={"attention": MASKED})
         self.model = rewire(base, SwiftKVSpec(depth, self.layers[0])).eval().requires_grad_(False)
         self.attention = use_attention(recipe, self.model)
-        if alone_on_gpus:
+        if several_gpus:
             spread(self.model, base)
         else:
             self.model.to(compute_device())
@@ -121,28 +121,22 @@ def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequ
 
 
 def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
-    """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; alone, or as a rank of torchrun.
+    """Run the teacher over the first `recipe.start_tokens` tokens and write their moments.
 
-    Args are those of `Teacher`; `layers` are every l to fit a start for. `output` is a file of `Moments`, bit-equal for any
-    number of ranks.
+    Args are those of `Teacher`; `layers` are every l to fit a start for. `output` is a file of `Moments`.
 
     Raises:
         UserError: as `Teacher`, or the text does not determine a fit.
     """
-    with launched_ranks():
-        recipe = recipe.on_this_device()
-        teacher = Teacher(model, data, recipe, layers)
-        starts = teacher.starts(recipe.start_tokens)
-        largest = len(starts) * teacher.size * teacher.rows.max_length
-        mine, sums = starts[rank() :: ranks()], MomentSums(teacher.model.model, teacher.layers, largest)
-        progress = Progress("moments", len(mine), "micro-batch")
-        for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
-            sums.add(hidden, *text)
-            progress.at(number)
-        tensors = sums.fits(recipe.start_ridge)
-        if rank() == 0:
-            description = {"layers": teacher.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
-            save(output, tensors, description)
+    recipe = recipe.on_this_device()
+    teacher = Teacher(model, data, recipe, layers)
+    starts, sums = teacher.starts(recipe.start_tokens), MomentSums(teacher.model.model, teacher.layers)
+    progress = Progress("moments", len(starts), "micro-batch")
+    for number, (_, hidden, text) in enumerate(teacher.run(starts), 1):
+        sums.add(hidden, *text)
+        progress.at(number)
+    description = {"layers": teacher.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
+    save(output, sums.fits(recipe.start_ridge), description)
 
 
 def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]:

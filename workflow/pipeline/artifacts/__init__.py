@@ -10,4 +10,4 @@ Content = Mapping[str, Any]  # of a JSON or YAML file, or a part of it
 Entry = Content  # of artifacts.yaml, resolved by `contents.resolve`
 Files = Mapping[str, Sequence[str | Path]]  # of an artifact, by input
 Row = dict[str, Any]  # of the frame
-Found = Iterator[tuple[Content, Row]]  # values by metric, and what else their rows say
+MetricRows = Iterator[tuple[Content, Row]]  # values by metric, and what else their rows say

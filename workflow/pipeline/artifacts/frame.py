@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.artifacts import Content, Found, Row
+from pipeline.artifacts import Content, MetricRows, Row
 from pipeline.artifacts.metrics import METRICS, Metric, of_measure
 from pipeline.artifacts.rates import latency_rows
 from pipeline.artifacts.records import Case, Record
@@ -70,14 +70,14 @@ def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
-    bases = {(one.case.model, one.what): one for one in paired if one.case.unchanged and one.ok}
+    bases = {(one.case.model, one.measure, one.what): one for one in paired if one.case.unchanged and one.ok}
     # All are compared with the baseline without speculation.
-    plain = {record.case.model: record for record in bases.values() if not record.settings.get("speculative")}
+    plain = {key[:2]: record for key, record in bases.items() if not record.settings.get("speculative")}
     rows: list[Row] = []
     for record in paired:
-        model = record.case.model
-        speculates = record.settings.get("speculative") and model in plain
-        base = plain[model] if speculates else bases.get((model, record.what))
+        kind = record.case.model, record.measure
+        speculates = record.settings.get("speculative") and kind in plain
+        base = plain[kind] if speculates else bases.get((*kind, record.what))
         try:
             rows += _rows(record._replace(base=None if base is record else base))
         except (KeyError, StatisticsError) as error:
@@ -106,7 +106,7 @@ def _rows(record: Record) -> Iterator[Row]:
     limits = _limits(record)
     if record.ok:
         computed = _MEASURES[record.measure](record) if record.measure in _MEASURES else ()
-        for values, more in itertools.chain(_found(record), computed):
+        for values, more in itertools.chain(_at_paths(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
         task, state = record.settings.get("task"), {"status": record.status, "reason": record.reason}
@@ -158,7 +158,7 @@ def outcomes(record: Record) -> list[float] | None:
     return values if values and set(values) <= {0.0, 1.0} else None
 
 
-def _score(record: Record) -> Found:
+def _score(record: Record) -> MetricRows:
     result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
     if right is not None and len(right) < FEW:
@@ -175,7 +175,7 @@ def _mean(metric: str, found: Content | float | None, **more: Any) -> tuple[Row,
     return {metric: None if found is None else factor * found}, more
 
 
-def _found(record: Record) -> Found:
+def _at_paths(record: Record) -> MetricRows:
     """The metrics that have a path in the result."""
     for name, metric in of_measure(record.measure).items():
         if metric.path:
@@ -185,7 +185,7 @@ def _found(record: Record) -> Found:
             yield _mean(name, found)
 
 
-def _training(record: Record) -> Found:
+def _training(record: Record) -> MetricRows:
     result = record.result
     device = result["accelerator"] or record.device
     yield (
@@ -197,7 +197,7 @@ def _training(record: Record) -> Found:
     )
 
 
-def _early_exit(record: Record) -> Found:
+def _early_exit(record: Record) -> MetricRows:
     alignment = record.result["alignment"]
     total = alignment["all"]["positions"]
     yield {"sure_percent": 100 * alignment["above_threshold"]["positions"] / total}, {}
@@ -207,14 +207,14 @@ def _early_exit(record: Record) -> Found:
         yield _mean("bin_alignment_percent", part["agreement"], at=at)
 
 
-def _similarity(record: Record) -> Found:
+def _similarity(record: Record) -> MetricRows:
     errors, n = record.value("simscore_stderr") or [], record.value("documents")
     pairs = record.result["pairwise"][:-1]
     for layer, (value, stderr, pair) in enumerate(itertools.zip_longest(record.result["simscore"], errors, pairs)):
         yield {"simscore": estimate(value, stderr, n), "next_similarity": pair[layer + 1]}, {"at": layer, "n": n}
 
 
-def _reading(record: Record) -> Found:
+def _reading(record: Record) -> MetricRows:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task. A trained variant has one l.
 
     `kept` and `read` are shares of the in-context pointwise V-information (arXiv 2310.12300) of texts for the unchanged model;
@@ -247,7 +247,7 @@ def saved_bits(without: Content, given: Content, task: str) -> np.ndarray:
     return np.subtract(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"])
 
 
-def _throughput(record: Record) -> Found:
+def _throughput(record: Record) -> MetricRows:
     times = record.times()
     runs = of_turns(times).inverse()  # a second
     speeds = {
@@ -272,7 +272,7 @@ def _speedup(record: Record, *which: Any) -> Estimate | None:
     return record.base and ratio_of_repeats(record.base.times(*which), record.times(*which))
 
 
-def _capacity(record: Record) -> Found:
+def _capacity(record: Record) -> MetricRows:
     tokens, size = (record.result[name] for name in ("kv_cache_tokens", "kv_cache_bytes"))
     base, gain = record.base, 1.0 if record.case.unchanged else None
     if base is not None:
@@ -288,7 +288,7 @@ def _of_16_bits(record: Record, size: float) -> float:
     return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 
-def _by_batch(record: Record) -> Found:
+def _by_batch(record: Record) -> MetricRows:
     """The time of each batch in milliseconds, and over it the baseline's; of steps that decode, it over the baseline's."""
     forward = record.measure == "forward_time"
     axis, unit = _BATCHES[record.measure]
@@ -299,7 +299,7 @@ def _by_batch(record: Record) -> Found:
         yield {"forward_speedup": gain} if forward else {"decode_ratio": gain and gain.inverse()}, {"at": at}
 
 
-def _answer(record: Record) -> Found:
+def _answer(record: Record) -> MetricRows:
     """Also the baseline's, where both took turns. `part` is the question; behind an answer stands its F1."""
     turns = record.turns("ms")
     for side, case in (("baseline_", Case(record.case.model, "baseline")._asdict()), ("", {})):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ class Metric(NamedTuple):
         counted: whether it has no error.
         limit: its place among the costs of a record, by the FLOP count or the cost model.
         note: below tables that have it.
+        tolerance: of a comparison with another run, see metrics.yaml; None if it is not compared.
     """
 
     measure: str
@@ -39,6 +40,7 @@ class Metric(NamedTuple):
     counted: bool = False
     limit: str = ""
     note: str = ""
+    tolerance: Mapping[str, float] | None = None
 
 
 # Which input of an artifact holds the records of a measure.

@@ -15,7 +15,7 @@ from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
 from swiftkv.spec import SwiftKVSpec
 
-Found = Mapping[tuple[str, ...], Record]
+RecordsByCase = Mapping[tuple[str, ...], Record]
 CLOSENESS = {"kl": 1, "top1_agreement": 100}  # measures of closeness that add up over positions, and their factor
 
 
@@ -41,7 +41,7 @@ def accuracies(entry: Entry) -> list[str]:
     return [task for task, settings in entry["tasks"].items() if not in_bits(settings["metric"])]
 
 
-def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[str]) -> Iterator[Row]:
+def derived(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Sequence[str]) -> Iterator[Row]:
     """Reductions, averages over tasks and differences of cases."""
     specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
     read = {model for model, *_, measure in found if measure == "reading"}
@@ -54,7 +54,7 @@ def derived(entry: Entry, cases: Sequence[Case], found: Found, tasks: Sequence[s
         yield from _differences(entry, first, second, tasks, found)
 
 
-def by_case(records: Sequence[Record]) -> Found:
+def by_case(records: Sequence[Record]) -> RecordsByCase:
     """Records by model, variant, KV-cache format, and task or measure."""
     return {(*record.case, record.what if record.measure == "score" else record.measure): record for record in records}
 
@@ -79,7 +79,7 @@ def _reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[
     yield cells("kv_cache_reduction_percent", exact(100 * saved), text=text + heads_label(fields), **known)
 
 
-def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:
+def averaged(entry: Entry, cases: Sequence[Case], found: RecordsByCase) -> list[str]:
     """The accuracies that averages are over: every case has them which has any, so that averages can be compared.
 
     With `average: above chance`, only those in which the baseline is clearly better than guessing, as far as that is known.
@@ -98,13 +98,13 @@ def _above_chance(record: Record, task: Content) -> bool:
     return None not in (low, chance := task.get("chance")) and low > chance
 
 
-def _result(found: Found, case: Case, what: str) -> Content:
+def _result(found: RecordsByCase, case: Case, what: str) -> Content:
     """The numbers of a case's record; empty where it has none."""
     record = found.get((*case, what))
     return record.result if record and record.ok else {}
 
 
-def average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
+def average(case: Case, tasks: Sequence[str], found: RecordsByCase) -> Iterator[Row]:
     """Yield the mean over tasks in percent; their questions are independent samples, n is the number of tasks."""
     scores = [found[*case, task] for task in tasks if (*case, task) in found]
     if gap := next((record for record in scores if not record.ok), None):
@@ -114,7 +114,7 @@ def average(case: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
         yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(found, [case], tasks))
 
 
-def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], found: Found) -> Iterator[Row]:
+def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], found: RecordsByCase) -> Iterator[Row]:
     """First minus second on the same questions and chats, in the unit of each score; `text` has the answers that changed."""
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
@@ -162,7 +162,7 @@ def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], 
             yield difference(metric, kept.scaled(100), ["reading"])
 
 
-def _files(found: Found, cases: Sequence[Case], names: Sequence[str]) -> str:
+def _files(found: RecordsByCase, cases: Sequence[Case], names: Sequence[str]) -> str:
     return ";".join(found[*case, name].file for case in cases for name in names)
 
 

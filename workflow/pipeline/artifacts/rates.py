@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.artifacts import Content, Found
+from pipeline.artifacts import Content, MetricRows
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, exact, of_turns, ratio_of_turns
 
 P99_REQUESTS = 200  # fewer in a run have no 99th percentile of their own: it would be their slowest one or two
 
 
-def latency_rows(record: Record) -> Found:
+def latency_rows(record: Record) -> MetricRows:
     """Yield values by metric, and the other cells of their rows."""
     of_base = {rate["request_rate"]: rate for rate in record.base.result["rates"]} if record.base else {}
     for rate in record.result["rates"]:

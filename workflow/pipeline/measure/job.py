@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.measure.point import BASELINE, Subject, devices
+from pipeline.measure.point import devices
 from pipeline.measure.run import engine_key, headline, measure, read_point
+from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.turns import Engines
 from pipeline.records import KeptAnswers, processor
 from pipeline.sources import read_source, with_state

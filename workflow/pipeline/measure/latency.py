@@ -34,7 +34,7 @@ class Latency(Point):
     """All rates on one server."""
 
     alone = server = True
-    said = "sustains {highest_sustained_rate} requests/s"
+    headline_format = "sustains {highest_sustained_rate} requests/s"
 
     @property
     def recorded(self) -> dict[str, Any]:

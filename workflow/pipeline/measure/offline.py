@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from pipeline.measure.client import ask, choose_questions, load_tokenizer
 from pipeline.measure.engine import EngineFailure, cache_size
-from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
+from pipeline.measure.point import CACHE_BYTES, Point
+from pipeline.measure.subject import BASELINE
 from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
 from swiftkv.cost import GIBI, Dimensions, parameter_count, passed_parameters
@@ -30,7 +31,9 @@ _PEAKS: Mapping[str, Mapping[str | None, float]] = {
 class Throughput(Point):
     """All requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
 
-    said = "{tokens_per_second:.1f} tokens/s, {decode_only_percent:.0f} % of the time in steps that only decode"
+    headline_format = (
+        "{tokens_per_second:.1f} tokens/s, {decode_only_percent:.0f} % of the time in steps that only decode"
+    )
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -175,7 +178,7 @@ class Answer(Point):
     """
 
     alone = True
-    said = "first token after {first_token_ms:.0f} ms"
+    headline_format = "first token after {first_token_ms:.0f} ms"
 
     def numbers(self, run: Run) -> dict[str, Any]:
         """Ask each side the same questions, batch by batch in turns.
@@ -217,7 +220,7 @@ class Answer(Point):
 class KvCapacity(Point):
     """KV capacity in tokens, as vLLM reports it after its own profiling: an engine is started and asked nothing."""
 
-    said = "{kv_cache_tokens} tokens"
+    headline_format = "{kv_cache_tokens} tokens"
 
     @property
     def recorded(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is served and how: a model and its variant, a point's settings, and vLLM's arguments and environment."""
+"""A serving point on the machine at hand, and vLLM's arguments and environment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pipeline.measure.engine import OutOfMemory
+from pipeline.measure.subject import BASELINE, Subject
+from pipeline.measure.turns import Run
 from pipeline.measure.worker import module
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
-from swiftkv.spec import SwiftKVSpec
 
-if TYPE_CHECKING:
-    from pipeline.measure.turns import Run
-
-BASELINE = "baseline"
 CACHE_BYTES, GPU_SHARE = "--kv-cache-memory-bytes", "--gpu-memory-utilization"  # vLLM arguments
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
@@ -49,38 +45,6 @@ def devices() -> list[Device]:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model and its variant.
-
-    Attributes:
-        identity: the model as records name it: name, title, kind, id, revision, resolved.
-        variant: as in the configuration.
-        kv_cache: "auto" or "fp8".
-        folder: the checkpoint; of dummy weights, a folder with config.json and tokenizer.
-        weights: "trained", "original" or "dummy".
-        spec: the rewiring; None serves the model as it is.
-        merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
-        quantization: vLLM's --quantization, or None.
-        baseline: what it is measured in turns with, at points that ask for it; None where that is itself.
-    """
-
-    identity: dict[str, Any]
-    variant: str
-    kv_cache: str
-    folder: Path
-    weights: str
-    spec: SwiftKVSpec | None = None
-    merge_all_layers: bool = False
-    quantization: str | None = None
-    baseline: Subject | None = None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The checkpoint's config.json."""
-        return read_json(self.folder / "config.json")
-
-
-@dataclass(frozen=True)
 class Point:
     """A serving point on the machine at hand; a subclass for each kind of measurement.
 
@@ -97,7 +61,7 @@ class Point:
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
         server: it asks a server, others an engine.
         single: on one device the engine is in the program's own process, so that nothing stands between.
-        said: the headline, with names of the result.
+        headline_format: format of the headline, with names of the result.
     """
 
     name: str
@@ -112,7 +76,7 @@ class Point:
     alone: ClassVar[bool] = False
     server: ClassVar[bool] = False
     single: ClassVar[bool] = False
-    said: ClassVar[str]
+    headline_format: ClassVar[str]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -135,7 +99,7 @@ class Point:
     @classmethod
     def headline(cls, result: dict[str, Any]) -> str:
         """The main number of a result."""
-        return cls.said.format(**result)
+        return cls.headline_format.format(**result)
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Prompt and output tokens of the requests as they came, for the costs."""

@@ -12,14 +12,8 @@ from pipeline.config.points import POINTS
 from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
 from pipeline.measure.latency import Latency
 from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
-from pipeline.measure.point import (
-    BASELINE,
-    Point,
-    Subject,
-    engine_environment,
-    printable,
-    vllm_command,
-)
+from pipeline.measure.point import Point, engine_environment, printable, vllm_command
+from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.turns import OWN, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
@@ -101,7 +95,7 @@ def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None
         memory = point.memory(subject)
         starts = {OWN: _start(subject, point, engines, memory)}
         command = printable(starts[OWN][0], subject.folder)
-        run = Run(subject, point, engines, memory, starts, chats)
+        run = Run(subject, point.gpus, engines, memory, starts, chats)
         if subject.baseline is not None and point.in_turns:
             try:
                 theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))

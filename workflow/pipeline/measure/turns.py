@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.measure.point import BASELINE, Point, Subject
+from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.worker import Worker, worker
 from swiftkv.io import text_of
 
@@ -57,13 +57,14 @@ class Run:
     """One measurement under way.
 
     Attributes:
+        gpus: GPUs that an engine is spread over; 0 serves on the processor.
         memory: the vLLM argument that sets it.
         starts: command and environment of vLLM, by side: of `OWN`, and of `BASELINE` where both are measured in turns.
         chats: what points with `dataset` send.
     """
 
     subject: Subject
-    point: Point
+    gpus: int
     engines: Engines
     memory: dict[str, Any]
     starts: Mapping[str, tuple[list[str], dict[str, str]]]
@@ -89,7 +90,7 @@ class Run:
         for side, (command, environment) in self.starts.items():
             start = partial(worker, command, logs[side], environment, "the vLLM engine")
             programs[side] = self.engines.get(side, start)
-            if self.point.gpus:  # vLLM takes what another engine allocates meanwhile for its own
+            if self.gpus:  # vLLM takes what another engine allocates meanwhile for its own
                 programs[side].ask({"do": "ready"})
         for program in programs.values():  # nothing starts while another is measured
             program.ask({"do": "ready"})
