@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
 
 from pipeline.artifacts import Content, Entry, Files
-from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
-from pipeline.artifacts.labels import heading, variant_label
+from pipeline.artifacts.drawing import Drawing, handle, new_figure
+from pipeline.artifacts.labels import skipped_label
 from swiftkv.spec import SwiftKVSpec
 
-_COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
+# None of these colors is a variant's.
+_COMPUTED = {"facecolor": "#44546A", "edgecolor": "white"}
 _SKIPPED = {"facecolor": "white", "edgecolor": "0.55", "hatch": "//////"}
-_CACHE = {"facecolor": "#E69F00", "edgecolor": "white"}
+_CACHE = {"facecolor": "#E8C872", "edgecolor": "white"}
 _SOURCE = "#000000"
 # Middle and width of each column of boxes, in a panel that is 1 wide, and where the shared input runs upward.
 _PROMPT, _KEPT, _GENERATED, _RISER = (0.24, 0.2), (0.57, 0.14), (0.9, 0.2), 0.42
@@ -36,13 +38,15 @@ def make(entry: Entry, files: Files) -> Drawing:
         handle("keys and values kept", box=True, **_CACHE),
         handle("projected from the input of the first skipped layer", color=_SOURCE, linewidth=2),
     ]
-    rows = -(-len(specs) // 3)
-    size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
-    figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
+    rows, trained = -(-len(specs) // 3), len(specs) == 1 and specs[variant].groups
+    figure = new_figure(3.5 * rows, entry, handles, entry.get("notes", []))
+    columns = -(-len(specs) // rows) + bool(trained)
     for number, (variant, spec) in enumerate(specs.items(), 1):
-        axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
-        axis.set_title(variant_label(fields[variant]))
+        axis = figure.add_subplot(rows, columns, number)
+        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 28))
         _panel(axis, spec)
+    if trained:
+        _distillation(figure.add_subplot(1, 2, 2))
     data = [
         {
             "model": model["name"],
@@ -68,7 +72,7 @@ def concept(entry: Entry, files: Files) -> Drawing:
         handle("keys and values", box=True, **_CACHE),
         handle("new projections, trained by distillation", color=_SOURCE, linewidth=2),
     ]
-    figure = new_figure(PAGE, 2.7, heading(entry), handles)
+    figure = new_figure(2.7, entry, handles)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for axis, (name, spec) in zip(figure.subplots(1, 2), specs.items(), strict=True):
         _panel(axis, spec)
@@ -89,6 +93,31 @@ def concept(entry: Entry, files: Files) -> Drawing:
         axis.tick_params(length=0, top=False, labeltop=False, labelbottom=True)
         axis.set_xlabel("")
     return Drawing(figure, pd.DataFrame({"variant": specs.keys(), "prompt_layers": [6, 3], "layers": [6, 6]}))
+
+
+def _distillation(axis) -> None:
+    """Draw how a student learns from its teacher: the paper's Figure 1, right."""
+    axis.set(xlim=(0, 1), ylim=(0, 1), title="training by distillation")
+    axis.axis("off")
+
+    def box(x: float, y: float, text: str, style: Content, color: str = "black") -> None:
+        pad = {"boxstyle": "round,pad=0.4", **style}
+        axis.text(x, y, text, ha="center", va="center", color=color, bbox=pad)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
+        axis.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "0.35"})
+
+    plain = {"facecolor": "white", "edgecolor": "0.35"}
+    for x in (0.22, 0.76):
+        arrow((0.49, 0.09), (x, 0.28))
+        arrow((x, 0.52), (x, 0.66))
+        arrow((x, 0.73), (0.49, 0.89))
+    box(0.49, 0.05, "the same chats", plain)
+    box(0.22, 0.4, "teacher:\nunchanged model,\nfrozen", _COMPUTED, "white")
+    box(0.76, 0.4, "student: SwiftKV\ntrained: $W_q$, $W_k$, $W_v$\nof skipped layers,\nall else frozen", _CACHE)
+    box(0.22, 0.69, "logits", plain)
+    box(0.76, 0.69, "logits", plain)
+    box(0.49, 0.94, "KL loss: student's to teacher's", plain)
 
 
 def _panel(axis, spec: SwiftKVSpec) -> None:
@@ -125,4 +154,4 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
     axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
     axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
-    axis.set(xlabel=f"prompt: {first} of {total} layers;\n{len(caches)} of {total} caches", ylim=(0, total))
+    axis.set(xlabel=f"prompts run {first} of {total} layers;\n{len(caches)} caches for {total} layers", ylim=(0, total))
