@@ -44,8 +44,8 @@ LOOKS = {
     "copied": ("#999933", "o"),
     "fitted": ("#117733", "^"),
     "trained, paper's recipe": ("#0072B2", "s"),
-    "trained, tuned": ("#882255", "D"),
-    "trained, tuned, for prompts alone": ("#AA4499", "h"),
+    "trained, our recipe": ("#882255", "D"),
+    "trained, our recipe, for prompts alone": ("#AA4499", "h"),
 }
 # Of all other variants of a figure, in their order there.
 _OTHER_COLORS, _OTHER_MARKERS = ("#661100", "#6699CC", "#DDCC77", "#EE8866", "#88CCEE"), "<>8dXo"
@@ -100,7 +100,7 @@ def new_figure(height: float, entry: Entry, handles: Sequence[Any] = (), notes: 
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: sentences below, in small print.
     """
-    small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 106)]
+    small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 116)]
     title = textwrap.wrap(heading(entry), 72)
     longest = max((len(each.get_label()) for each in handles), default=0)
     columns = max(1, min(len(handles), 92 // (longest + 8)))
@@ -139,13 +139,13 @@ class Bar(NamedTuple):
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; dashes are limits, and an interval that leaves the axis ends in an arrow."""
-    width = 0.84 / len(series)
+    width = 0.9 / len(series)
     every = [bar for _, bars in series for bar in bars]
     highest = max((end for bar in every for end in (bar.value, bar.limit, bar.upto) if end), default=1.0)
     narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 9
     lines = max(bar.text.count("\n") + 1 if bar.text else 0 for bar in every)
     top = (1.6 if narrow else 1.08 + 0.09 * lines) * highest
-    text = {"ha": "center", "va": "bottom", "fontsize": 9, "rotation": 90 if narrow else 0}
+    text = {"ha": "center", "va": "bottom", "fontsize": 8.5, "rotation": 90 if narrow else 0}
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -187,9 +187,10 @@ def label_ends(axis, ends: Sequence[tuple[float, float, str, str]]) -> None:
     Args:
         ends: x and y of the last point, name and color of each curve; lines of a name are divided by newlines.
     """
-    to_axis, line = axis.transScale + axis.transLimits, 13 / (72 * axis.bbox.height / axis.figure.dpi)
+    axis.figure.draw_without_rendering()  # lays out the axes
+    to_axis, line = axis.transScale + axis.transLimits, 15 / (72 * axis.bbox.height / axis.figure.dpi)
     known = sorted((float(to_axis.transform((x, y))[1]), x, y, name, color) for x, y, name, color in ends)
-    sizes = [line * (name.count("\n") + 1.2) for *_, name, _ in known]
+    sizes = [line * (name.count("\n") + 1.1) for *_, name, _ in known]
     places: list[float] = []
     for (wanted, *_), size in zip(known, sizes, strict=True):
         places.append(max(wanted, places[-1] + (size + sizes[len(places) - 1]) / 2 if places else 0))

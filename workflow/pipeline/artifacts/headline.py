@@ -40,12 +40,12 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.annotate(f"{value:.0f} %  {part}", (speed, value), (9, -3), textcoords="offset points", color=style.color)
         lowest[layers] = min(kept["low"], lowest.get(layers, 100))
     for layers, low in lowest.items():
-        words = f"prompts skip {total - layers} of {total} layers:\n{speeds[layers]:.2f}× as fast"
+        words = f"prompts skip\n{total - layers} of {total} layers:\n{speeds[layers]:.2f}× as fast"
         axis.annotate(
             words, (speeds[layers], low), (0, -8), textcoords="offset points", ha="center", va="top", weight="bold"
         )
     axis.set(
-        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.6), ylim=(-18, 106),
+        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.75), ylim=(-27, 106),
         xlabel=f"Throughput at {entry['points'][point]['input_tokens']:,} input tokens, times the unchanged model's",
         ylabel="Of a passage in the prompt,\nthe model can still use (%)",
     )  # fmt: skip

@@ -45,7 +45,7 @@ def skipped_label(spec: Content | None) -> str:
         return "unchanged model"
     known = SwiftKVSpec(**spec)
     total, group = known.num_hidden_layers, known.key_value_group_size
-    shared = f", caches shared by {group}" if group > 1 else ""
+    shared = f", {group} layers share a cache" if group > 1 else ""
     return f"prompts skip {total - known.num_key_value_layers} of {total} layers{shared}{_further(spec)}"
 
 
@@ -104,4 +104,5 @@ def source(entry: Entry, notes: Sequence[str]) -> str:
     """Return the published item that a figure regenerates, with the models that its notes do not name."""
     named = " ".join(notes)
     models = [model["title"] for model in entry["models"] if model["title"] not in named]
-    return "; ".join([entry["label"][0].upper() + entry["label"][1:], *models]) + "."
+    item = "Not in the paper" if entry["source"] == "ours" else f"After the {entry['label']}"
+    return "; ".join([item, *models]) + "."

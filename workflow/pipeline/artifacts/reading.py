@@ -76,7 +76,9 @@ def curve_name(entry: Entry, variant: str) -> str:
     if variant in FAMILIES:
         return variant
     recipe = entry["recipes"].get(variant)
-    name = {None: variant, PAPER_RECIPE: "trained, paper's recipe"}.get(recipe, f"trained, {recipe}")
+    name = {None: variant, PAPER_RECIPE: "trained, paper's recipe", "tuned": "trained, our recipe"}.get(
+        recipe, f"trained, {recipe}"
+    )
     spec = next(specs[variant] for specs in entry["specs"].values())
     return f"{name}, {OWN}" if spec.get("own_key_values") else name
 

@@ -34,7 +34,7 @@ _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
 
 
-_BANDS = "Bands and whiskers: 95% intervals. Possible: what FLOPs alone allow; memory traffic and caches may move it."
+_POSSIBLE = "Possible: what FLOPs alone allow; memory traffic and caches may change it."
 
 
 class Served(Numbers):
@@ -55,7 +55,7 @@ class Served(Numbers):
             for row in self.rows[self.rows["status"] != "ok"].itertuples()
         )
         published = [f"published: {stated}"] if stated else []
-        self.notes = [*published, *gaps, _BANDS, *self.notes]
+        self.notes = [*published, *gaps, "Bands and whiskers: 95% intervals.", *self.notes]
         self.looks = {
             (variant, kv_cache): style._replace(second=kv_cache == "fp8")
             for variant, style in looks(variant for variant, _ in entry["cases"]).items()
@@ -84,6 +84,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
     handles = [handle(label(entry, *case), box=True, **served.looks[*case].fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
+    served.notes.insert(0, _POSSIBLE)
     figure = new_figure(0.4 + 2.4 * len(metrics), entry, handles, [*_decoding(served), *served.notes])
     axes = figure.subplots(len(metrics), len(entry["models"]), squeeze=False)
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
@@ -108,7 +109,7 @@ def _decoding(served: Served) -> Iterator[str]:
     rows = served.of("decode_only_percent")
     shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
-        yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
+        yield f"Steps that only decode take {span(shares, '.0f')}% of the unchanged model's time."
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
@@ -160,7 +161,7 @@ def latency(entry: Entry, files: Files) -> Drawing:
     if served.of("highest_sustained_rate")["high"].notna().any():
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
-        served.notes.insert(0, "Dotted outline: up to the lowest rate that was not sustained.")
+        served.notes[:0] = ["Dotted outline: up to the lowest rate that was not sustained.", _POSSIBLE]
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
     opened = (served.of("sustained")["value"] == 0).any()
     notes = ["Open markers: the rate was not sustained."] if opened and not few else []
@@ -210,8 +211,11 @@ def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], m
             axis.plot("at", "value", data=drawn[-1], color=style.color, linewidth=0.8, linestyle=":")
     every = pd.concat(drawn)
     wide_axis(axis.xaxis, every["at"])
-    places = sorted(set(every["at"]))
-    places = places[:: 1 + len(places) // 7]
+    places: list[float] = []
+    for place in sorted(set(every["at"])):  # so far apart that their numbers do not touch
+        ends = [(axis.transScale + axis.transLimits).transform((x, 1))[0] for x in (*places[-1:], place)]
+        if not places or ends[1] - ends[0] > 0.16:
+            places.append(place)
     axis.set_xticks(places, map("{:.3g}".format if "median" in metric else length_label, places))
     wide_axis(axis.yaxis, every["value"], times=metric.endswith("_ms"))
     axis.set_ylabel(METRICS[metric].header)
@@ -238,7 +242,7 @@ def forward(entry: Entry, files: Files) -> Drawing:
     """
     served, (point,) = Served(entry, files), entry["points"]
     shown = {(case, point): served.looks[case[1:]] for case in served.cases}
-    figure = new_figure(2.6, entry, [handle(**_LIMIT, **_DASHED)], served.notes)
+    figure = new_figure(2.6, entry, [handle(**_LIMIT, **_DASHED)], [_POSSIBLE, *served.notes])
     times, gains = figure.subplots(1, 2)
     base = served.along(Case(entry["models"][0]["name"], "baseline"), "forward_ms", point)
     for (case, _), style in shown.items():

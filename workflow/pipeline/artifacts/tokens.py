@@ -34,6 +34,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     height = -(-len(metrics) // 2)
     numbers.notes.insert(0, "Bands: 95% intervals over questions or chats; each point is one training.")
     figure = new_figure(2.4 * height, entry, handles, numbers.notes)
+    named = {}
     for place, metric in enumerate(metrics, 1):
         axis, ends = figure.add_subplot(height, 2, place), []
         for part, style in styles.items():
@@ -46,11 +47,15 @@ def make(entry: Entry, files: Files) -> Drawing:
             if (value := numbers.value(case, metric)) is not None:
                 axis.axhline(value, **_UNCHANGED)
         low, high = axis.get_ylim()
-        axis.set(xscale="log", xlabel="Training tokens", ylabel=METRICS[metric].header, ylim=(min(low, 0), high))
-        axis.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=EngFormatter(sep=""))
+        header, unit = METRICS[metric].header, METRICS[metric].unit
+        name = header if "%" in header or unit != "%" else f"{header} (%)"
+        axis.set(xscale="log", xlabel="Training tokens", ylabel=name, ylim=(min(low, 0), high))
+        axis.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter=EngFormatter(sep=""))
         axis.xaxis.set_minor_formatter("")
         if place % 2 == 0 or place == len(metrics):
-            label_ends(axis, ends)
+            named[axis] = ends
+    for axis, ends in named.items():
+        label_ends(axis, ends)
     return Drawing(figure, numbers.data)
 
 

@@ -36,10 +36,10 @@ def make(entry: Entry, files: Files) -> Drawing:
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
         handle("keys and values kept", box=True, **_CACHE),
-        handle("projected from the input of the first skipped layer", color=_SOURCE, linewidth=2),
+        handle("keys and values from one input", color=_SOURCE, linewidth=2),
     ]
     rows, trained = -(-len(specs) // 3), len(specs) == 1 and specs[variant].groups
-    figure = new_figure(3.5 * rows, entry, handles, entry.get("notes", []))
+    figure = new_figure(3.5 * rows, entry, handles, ["Layers run from bottom to top.", *entry.get("notes", [])])
     columns = -(-len(specs) // rows) + bool(trained)
     for number, (variant, spec) in enumerate(specs.items(), 1):
         axis = figure.add_subplot(rows, columns, number)
@@ -70,7 +70,7 @@ def concept(entry: Entry, files: Files) -> Drawing:
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
         handle("keys and values", box=True, **_CACHE),
-        handle("new projections, trained by distillation", color=_SOURCE, linewidth=2),
+        handle("new projections, trained", color=_SOURCE, linewidth=2),
     ]
     figure = new_figure(2.7, entry, handles)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 1}
@@ -88,7 +88,7 @@ def concept(entry: Entry, files: Files) -> Drawing:
                 axis.text(_PROMPT[0], layer + 0.5, "skipped", color="0.4", ha="center", va="center", bbox=blank)
             axis.text(_KEPT[0], layer + 0.5, "K, V", ha="center", va="center")
         axis.set_yticks([])
-        names = ["prompt\n(thousands of tokens)", "KV\ncache", "answer\n(one token at a time)"]
+        names = ["prompt\n(thousands\nof tokens)", "KV\ncache", "answer\n(one token\nat a time)"]
         axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], names)
         axis.tick_params(length=0, top=False, labeltop=False, labelbottom=True)
         axis.set_xlabel("")
@@ -100,24 +100,28 @@ def _distillation(axis) -> None:
     axis.set(xlim=(0, 1), ylim=(0, 1), title="training by distillation")
     axis.axis("off")
 
-    def box(x: float, y: float, text: str, style: Content, color: str = "black") -> None:
-        pad = {"boxstyle": "round,pad=0.4", **style}
-        axis.text(x, y, text, ha="center", va="center", color=color, bbox=pad)
+    def box(x: float, y: float, text: str, style: Content) -> None:
+        axis.text(x, y, text, ha="center", va="center", bbox={"boxstyle": "round,pad=0.4", **style})
 
     def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
         axis.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "0.35"})
 
-    plain = {"facecolor": "white", "edgecolor": "0.35"}
-    for x in (0.22, 0.76):
-        arrow((0.49, 0.09), (x, 0.28))
-        arrow((x, 0.52), (x, 0.66))
-        arrow((x, 0.73), (0.49, 0.89))
+    plain, frozen = {"facecolor": "white", "edgecolor": "0.35"}, {"facecolor": "0.92", "edgecolor": "0.35"}
+    for x, above in ((0.22, 0.49), (0.76, 0.58)):
+        arrow((0.49, 0.1), (x, 0.24 if x < 0.5 else 0.2))
+        arrow((x, above), (x, 0.68))
+        arrow((x, 0.78), (0.49, 0.9))
     box(0.49, 0.05, "the same chats", plain)
-    box(0.22, 0.4, "teacher:\nunchanged model,\nfrozen", _COMPUTED, "white")
-    box(0.76, 0.4, "student: SwiftKV\ntrained: $W_q$, $W_k$, $W_v$\nof skipped layers,\nall else frozen", _CACHE)
-    box(0.22, 0.69, "logits", plain)
-    box(0.76, 0.69, "logits", plain)
-    box(0.49, 0.94, "KL loss: student's to teacher's", plain)
+    box(0.22, 0.38, "teacher:\nunchanged model,\nfrozen", frozen)
+    box(
+        0.76,
+        0.38,
+        "student: SwiftKV\ntrained: $W_q$, $W_k$, $W_v$\nof skipped layers,\nall else frozen",
+        plain | {"linewidth": 2},
+    )
+    box(0.22, 0.73, "logits", plain)
+    box(0.76, 0.73, "logits", plain)
+    box(0.49, 0.96, "KL loss: student's to teacher's", plain)
 
 
 def _panel(axis, spec: SwiftKVSpec) -> None:
@@ -149,8 +153,8 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
         top = (spec.groups[-1].start + total) / 2
         axis.plot((right[0], _RISER, _RISER), (first, first, top), color=_SOURCE, linewidth=4 * thin)
     parts = [part for part in ((0, first), (first, total)) if part[0] < part[1]]
-    names = [f"layers {low} – {high - 1}" for low, high in parts]
-    axis.set_yticks([sum(part) / 2 for part in parts], names, rotation=90, va="center")
+    names = [f"layers\n{low}–{high - 1}" for low, high in parts]
+    axis.set_yticks([sum(part) / 2 for part in parts], names, fontsize=9)
     axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
     axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
