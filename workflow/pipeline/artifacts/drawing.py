@@ -45,6 +45,7 @@ LOOKS = {
     "fitted": ("#117733", "^"),
     "trained, paper's recipe": ("#0072B2", "s"),
     "trained, our recipe": ("#882255", "D"),
+    "trained, tuned-quarter": ("#CC6677", "d"),
     "trained, our recipe, for prompts alone": ("#AA4499", "h"),
 }
 # Of all other variants of a figure, in their order there.

@@ -45,7 +45,7 @@ def make(entry: Entry, files: Files) -> Drawing:
             words, (speeds[layers], low), (0, -8), textcoords="offset points", ha="center", va="top", weight="bold"
         )
     axis.set(
-        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.75), ylim=(-27, 106),
+        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.75), ylim=(-34, 106), yticks=range(0, 101, 20),
         xlabel=f"Throughput at {entry['points'][point]['input_tokens']:,} input tokens, times the unchanged model's",
         ylabel="Of a passage in the prompt,\nthe model can still use (%)",
     )  # fmt: skip

@@ -45,7 +45,7 @@ def skipped_label(spec: Content | None) -> str:
         return "unchanged model"
     known = SwiftKVSpec(**spec)
     total, group = known.num_hidden_layers, known.key_value_group_size
-    shared = f", {group} layers share a cache" if group > 1 else ""
+    shared = f", {group} share a cache" if group > 1 else ""
     return f"prompts skip {total - known.num_key_value_layers} of {total} layers{shared}{_further(spec)}"
 
 

@@ -43,7 +43,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     columns = -(-len(specs) // rows) + bool(trained)
     for number, (variant, spec) in enumerate(specs.items(), 1):
         axis = figure.add_subplot(rows, columns, number)
-        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 28))
+        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 84 // columns))
         _panel(axis, spec)
     if trained:
         _distillation(figure.add_subplot(1, 2, 2))
@@ -97,7 +97,7 @@ def concept(entry: Entry, files: Files) -> Drawing:
 
 def _distillation(axis) -> None:
     """Draw how a student learns from its teacher: the paper's Figure 1, right."""
-    axis.set(xlim=(0, 1), ylim=(0, 1), title="training by distillation")
+    axis.set(xlim=(0, 1), ylim=(-0.06, 1.05), title="training by distillation")
     axis.axis("off")
 
     def box(x: float, y: float, text: str, style: Content) -> None:
@@ -107,11 +107,11 @@ def _distillation(axis) -> None:
         axis.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "0.35"})
 
     plain, frozen = {"facecolor": "white", "edgecolor": "0.35"}, {"facecolor": "0.92", "edgecolor": "0.35"}
-    for x, above in ((0.22, 0.49), (0.76, 0.58)):
-        arrow((0.49, 0.1), (x, 0.24 if x < 0.5 else 0.2))
-        arrow((x, above), (x, 0.68))
+    for x, bottom, top in ((0.22, 0.21, 0.53), (0.76, 0.15, 0.59)):
+        arrow((0.49, 0.04), (x, bottom))
+        arrow((x, top), (x, 0.68))
         arrow((x, 0.78), (0.49, 0.9))
-    box(0.49, 0.05, "the same chats", plain)
+    box(0.49, 0, "the same chats", plain)
     box(0.22, 0.38, "teacher:\nunchanged model,\nfrozen", frozen)
     box(
         0.76,
@@ -158,4 +158,4 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
     axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
     axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
-    axis.set(xlabel=f"prompts run {first} of {total} layers;\n{len(caches)} caches for {total} layers", ylim=(0, total))
+    axis.set(xlabel=f"prompts run {first} layers;\n{len(caches)} caches are kept", ylim=(0, total))
