@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import tempfile
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from swiftkv.errors import UserError, one_line
@@ -175,7 +175,7 @@ def check_tied_head(stored: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
         return
     head, embedding = (_bytes(stored[name][0], name) for name in names)
     parts = range(0, max(len(head), len(embedding)), SAMPLE)
-    if not all(np.array_equal(head[at : at + SAMPLE], embedding[at : at + SAMPLE]) for at in parts):
+    if any(bytes(head[at : at + SAMPLE]) != bytes(embedding[at : at + SAMPLE]) for at in parts):
         raise UserError(
             f"{stored[names[0]][0]} holds an lm_head.weight that is not the embedding, but config.json has "
             "tie_word_embeddings: true, so that it is unclear which of the two the model has: set it to false, or take the "
@@ -183,12 +183,12 @@ def check_tied_head(stored: dict[str, tuple[Path, tuple[int, ...]]]) -> None:
         )
 
 
-def _bytes(file: Path, name: str) -> np.ndarray:
+def _bytes(file: Path, name: str) -> memoryview:
     """Map the bytes of a tensor of a safetensors file."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        begin, end = json.loads(opened.read(size))[name]["data_offsets"]
-    return np.memmap(file, mode="r", offset=8 + size + begin, shape=end - begin)
+        begin, end = (8 + size + offset for offset in json.loads(opened.read(size))[name]["data_offsets"])
+        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))[begin:end]
 
 
 def check_token_ids(folder: Path) -> None:

@@ -9,6 +9,7 @@ from tests.programs import ROOT, read_yaml, succeed
 DONE = {  # what neither of them plans, and the tests that do it
     r"(VLLM_CPU_KVCACHE_SPACE=\d+ )?vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
     r"pip install --no-deps": "tests/unit/test_packaging.py",
+    r"python -m swiftkv.attach": "tests/unit/test_models_sharing.py",
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
     r".*\b(CONFIG|OUTPUT)=mine\.yaml": "tests/serve/test_own_model.py",
     r"pip install build|python -m build": "tests/unit/test_packaging.py",

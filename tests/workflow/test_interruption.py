@@ -52,7 +52,8 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(tmp_path):
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
     assert [int(row["step"]) for row in read_csv(losses)] == list(range(1, STEPS + 1))
-    weights = {"config.json", "generation_config.json", "model.safetensors"}
+    weights = {"config.json", "generation_config.json", "base-model.safetensors", "swiftkv.safetensors"}
+    weights.add("model.safetensors.index.json")
     tokenizer = {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in checkpoint.iterdir()} == weights | tokenizer | {"README.md"}
     assert f"| training | {STEPS} steps, " in (checkpoint / "README.md").read_text()

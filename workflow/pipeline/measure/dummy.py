@@ -25,6 +25,7 @@ def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path) -> No
     """
     from transformers import AutoConfig
 
+    from swiftkv.models.older import add_older_config
     from swiftkv.models.rewire import swiftkv_config
 
     config = read_source(source).get("config")
@@ -38,6 +39,7 @@ def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path) -> No
         written = swiftkv_config(config, spec)
     with atomic_path(output) as scratch:
         written.save_pretrained(scratch)
+        add_older_config(scratch)
         numbered_words(config["vocab_size"]).save_pretrained(scratch)
 
 
