@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.artifact_helpers import ROOT, resolved
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from tests.unit.artifact_helpers import ROOT, made, resolved, saved, served
 
 from pipeline.artifacts import contents, quality, reading, tokens
-from pipeline.artifacts.drawing import LOOKS, looks
+from pipeline.artifacts.drawing import LOOKS, label_ends, looks
 from pipeline.artifacts.labels import label
 from pipeline.run.jobs import read_config, read_profile
 
@@ -54,3 +57,25 @@ def test_a_figure_names_the_layers_that_prompts_skip_and_a_table_has_the_papers_
     assert label(figure, "baseline") == "unchanged model"
     assert label(figure, "swiftkv-50-across4") == "prompts skip 16 of 32 layers, 4 share a cache"
     assert label(figure | {"form": "table"}, "swiftkv-50-across4") == "50% SingleInputKV + 4× AcrossKV"
+
+
+def test_a_rate_that_was_not_sustained_is_an_outline_and_no_interval(tmp_path):
+    entry = resolved("latency", models=["small"], variants=["baseline", "swiftkv-50"], points=["interactive-2k"])
+    records = []
+    for variant, low, high in (("baseline", 2, 2.5), ("swiftkv-50", 4, None)):
+        result = {"rates": [], "highest_sustained_rate": low, "lowest_unsustained_rate": high}
+        point = {"point": "interactive-2k", "request_rates": entry["points"]["interactive-2k"]["request_rates"]}
+        records.append(served("latency", variant, result, settings=point))
+    axis = made(entry, serving=saved(tmp_path, records)).figure.axes[-1]
+    tops = [(bar.get_y(), bar.get_y() + bar.get_height(), bar.get_fill()) for bar in axis.patches]
+    assert tops == [(0, 2, True), (2, 2.5, False), (0, 4, True)]
+    assert not [each for each in axis.containers if isinstance(each, ErrorbarContainer)]
+
+
+def test_names_of_curves_do_not_touch():
+    axis = Figure(layout="constrained").subplots()
+    axis.set(xlim=(0, 1), ylim=(0, 1))
+    label_ends(axis, [(1, 0.9 + place / 100, f"curve {place}\nin two lines", "C0") for place in range(5)])
+    axis.figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in axis.texts), key=lambda box: box.y0)
+    assert len(boxes) == 5 and all(low.y1 <= high.y0 for low, high in zip(boxes, boxes[1:], strict=False))

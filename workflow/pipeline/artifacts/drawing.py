@@ -101,7 +101,7 @@ def new_figure(height: float, entry: Entry, handles: Sequence[Any] = (), notes: 
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
         notes: sentences below, in small print.
     """
-    small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 116)]
+    small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 110)]
     title = textwrap.wrap(heading(entry), 72)
     longest = max((len(each.get_label()) for each in handles), default=0)
     columns = max(1, min(len(handles), 92 // (longest + 8)))

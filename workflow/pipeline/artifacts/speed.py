@@ -155,7 +155,7 @@ def latency(entry: Entry, files: Files) -> Drawing:
     rows = [styles]
     if not entry.get("together"):
         rows = [{one: styles[one] for one in styles if one[1] == point} for point in entry["points"]]
-    few = served.of("ttft_median_ms")["at"].nunique() < 3  # too few for a curve
+    few = 0 < served.of("ttft_median_ms")["at"].nunique() < 3  # too few for a curve
     handles = {name: handle(name, box=few, **(style.fill if few else style.line)) for name, style in handles.items()}
     panels = ["ttft_median_ms", "tpot_median_ms"]
     if served.of("highest_sustained_rate")["high"].notna().any():

@@ -43,7 +43,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     columns = -(-len(specs) // rows) + bool(trained)
     for number, (variant, spec) in enumerate(specs.items(), 1):
         axis = figure.add_subplot(rows, columns, number)
-        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 84 // columns))
+        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 28 if columns > 2 else 48))
         _panel(axis, spec)
     if trained:
         _distillation(figure.add_subplot(1, 2, 2))
