@@ -128,12 +128,16 @@ def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
 
 
 class Bar(NamedTuple):
-    """A value with its interval, a text above it, its limit, and the end of an outline; without a value `text` says why."""
+    """A value, its interval, a text above it and `more` where there is room, its limit, and the end of an outline above it.
+
+    Without a value `text` says why.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     text: str = ""
+    more: str = ""
     limit: float | None = None
     upto: float | None = None
 
@@ -144,8 +148,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     every = [bar for _, bars in series for bar in bars]
     highest = max((end for bar in every for end in (bar.value, bar.limit, bar.upto) if end), default=1.0)
     narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 9
-    lines = max(bar.text.count("\n") + 1 if bar.text else 0 for bar in every)
-    top = (1.6 if narrow else 1.08 + 0.09 * lines) * highest
+    top = (1.35 if any(bar.more for bar in every) else 1.3) * highest
     text = {"ha": "center", "va": "bottom", "fontsize": 8.5, "rotation": 90 if narrow else 0}
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
@@ -155,15 +158,8 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
             if bar.upto is not None:
-                axis.bar(
-                    x,
-                    bar.upto - bar.value,
-                    0.92 * width,
-                    bar.value,
-                    fill=False,
-                    edgecolor=appearance.color,
-                    linestyle=":",
-                )
+                outline = {"fill": False, "edgecolor": appearance.color, "linestyle": ":"}
+                axis.bar(x, bar.upto - bar.value, 0.92 * width, bar.value, **outline)
             if bar.low is not None and bar.high is not None:
                 reach = [[bar.value - bar.low], [min(bar.high, top) - bar.value]]
                 axis.errorbar(x, bar.value, reach, color="black", linewidth=0.8, capsize=2)
@@ -172,9 +168,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             if bar.limit is not None:
                 axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
             over = max(end for end in (bar.value, bar.limit, bar.upto, bar.high) if end is not None)
-            axis.text(
-                x, min(over, highest) + 0.02 * highest, bar.text.replace("\n", " ") if narrow else bar.text, **text
-            )
+            axis.text(x, min(over, highest) + 0.02 * highest, bar.text + bar.more * (not narrow), **text)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, top)

@@ -120,7 +120,7 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     words, most = show(gain, ".2f|×"), served.value(case, "speedup_limit", point)
     if not most:
         return bar._replace(text=words)
-    return bar._replace(text=f"{words}\npossible:\n{show(most, '.2f|×')}", limit=bar.value * most / gain)
+    return bar._replace(text=words, more=f"\npossible:\n{show(most, '.2f|×')}", limit=bar.value * most / gain)
 
 
 def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
@@ -231,7 +231,7 @@ def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     if case.unchanged or not gain or gain["low"] is None:
         return bar
     limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
-    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
+    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least}–\n{show(gain['high'], '.2f|×')}"
     return bar._replace(text=text, limit=limit)
 
 
