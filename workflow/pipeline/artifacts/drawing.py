@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import AutoLocator, LogLocator
 
 from pipeline.artifacts import Entry
-from pipeline.artifacts.labels import heading, source
+from pipeline.artifacts.labels import source, title
 from swiftkv.io import atomic_path
 
 matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
@@ -102,13 +102,13 @@ def new_figure(height: float, entry: Entry, handles: Sequence[Any] = (), notes: 
         notes: sentences below, in small print.
     """
     small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 110)]
-    title = textwrap.wrap(heading(entry), 72)
+    above = textwrap.wrap(title(entry), 72)
     longest = max((len(each.get_label()) for each in handles), default=0)
     columns = max(1, min(len(handles), 92 // (longest + 8)))
     rows = -(-len(handles) // columns)
-    figure = Figure(figsize=(PAGE, height + 0.2 * (len(title) + rows) + 0.14 * len(small)))
+    figure = Figure(figsize=(PAGE, height + 0.2 * (len(above) + rows) + 0.14 * len(small)))
     legend = figure.legend(
-        handles=handles, loc="outside upper left", ncols=columns, title="\n".join(title), alignment="left"
+        handles=handles, loc="outside upper left", ncols=columns, title="\n".join(above), alignment="left"
     )
     legend.get_title().set_weight("bold")
     figure.supxlabel("\n".join(small), x=0.01, ha="left", color="0.4")

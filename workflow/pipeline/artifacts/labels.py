@@ -90,14 +90,17 @@ def point_label(entry: Entry, point: str) -> str:
     return f"{length_label(settings[point]['input_tokens'])} input"
 
 
+def title(entry: Entry) -> str:
+    """Return the title of an entry with a capital."""
+    return entry["title"][0].upper() + entry["title"][1:]
+
+
 def heading(entry: Entry) -> str:
-    """Return the title of an artifact: a figure's own, whose source stands below; a table's with its models and that source."""
-    models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
-    if entry["form"] == "figure" or not models:
-        title = title[0].upper() + title[1:]
-    else:
-        title = f"{models}: {title}"
-    return title if entry["form"] == "figure" else f"{title} ({entry['label']})"
+    """Return the heading of an artifact: its title with the published item that it regenerates; a table's has its models too."""
+    if entry["form"] == "figure" and entry["source"] == "ours":
+        return title(entry)
+    models = enumeration([model["title"] for model in entry["models"]]) if entry["form"] == "table" else ""
+    return f"{f'{models}: ' + entry['title'] if models else title(entry)} ({entry['label']})"
 
 
 def source(entry: Entry, notes: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     rows = rows.assign(curve=[curve_name(entry, name) for name in rows["variant"]])
     rows = rows[rows["at"] < layers].sort_values("at")
     tasks, styles = rows["point"].unique(), looks(rows.sort_values("at")["curve"])
+    points = [name for name, style in styles.items() if not style.joined]  # side by side, as several are of one l
     squad = rows[rows["point"] == "squad"]
     numbers.add(correlations(squad, scores, entry["share"]))
     handles = [
@@ -53,6 +54,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         for name, style in styles.items():
             curve = rows[(rows["curve"] == name) & (rows["point"] == task)]
             curve = curve.assign(**{key: 100 * curve[key] for key in ("value", "low", "high")})
+            if name in points:
+                curve = curve.assign(at=curve["at"] + 0.5 * (points.index(name) - (len(points) - 1) / 2))
             draw_curve(axis, curve, style)
             if name in FAMILIES:
                 best = lasting(curve, 100 * entry["share"])[:1]
