@@ -194,7 +194,7 @@ def label_ends(axis, ends: Sequence[tuple[float, float, str, str]]) -> None:
         places[place] = min(places[place], highest - sizes[place] / 2)
         highest = places[place] - sizes[place] / 2
     for (_, x, y, name, color), place in zip(known, places, strict=True):
-        link = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "linestyle": ":", "shrinkA": 0}
+        link = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "linestyle": ":", "shrinkA": 0, "relpos": (0, 0.5)}
         axis.annotate(
             name, (x, y), (1.04, place), textcoords="axes fraction", color=color, va="center", arrowprops=link,
             annotation_clip=False,
