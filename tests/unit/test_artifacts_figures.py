@@ -73,10 +73,11 @@ def test_a_rate_that_was_not_sustained_is_an_outline_and_no_interval(tmp_path):
 
 
 @pytest.mark.parametrize("least", [0, 0.9])
-def test_names_of_curves_do_not_touch(least):
+def test_names_of_curves_lie_apart_beside_the_axes(least):
     axis = Figure(layout="constrained").subplots()
     axis.set(xlim=(0, 1), ylim=(0, 1))
     label_ends(axis, [(1, least + place / 100, f"curve {place}\nin two lines", "C0") for place in range(5)])
     axis.figure.draw_without_rendering()
     boxes = sorted((Text.get_window_extent(text) for text in axis.texts), key=lambda box: box.y0)
     assert len(boxes) == 5 and all(low.y1 <= high.y0 for low, high in zip(boxes, boxes[1:], strict=False))
+    assert boxes[0].y0 > axis.bbox.y0 - 25 and boxes[-1].y1 < axis.bbox.y1 + 25  # pixels
