@@ -19,7 +19,7 @@ from tests.unit.artifact_helpers import (
     throughput,
 )
 
-from pipeline.artifacts.drawing import look, wide_axis
+from pipeline.artifacts.drawing import looks, wide_axis
 from pipeline.artifacts.frame import measured
 from pipeline.artifacts.records import Record, checked_records, read_records
 
@@ -159,4 +159,5 @@ def test_an_axis_of_speed_ups_begins_at_zero_and_one_of_losses_below():
 
 
 def test_a_variant_of_any_name_has_a_line_and_trainings_have_points():
-    assert look("trained-mine").joined and not look("trained, tuned").joined
+    styles = looks(["trained-mine", "trained, tuned"])
+    assert styles["trained-mine"].joined and not styles["trained, tuned"].joined

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from tests.unit.artifact_helpers import ROOT
 
 from pipeline.artifacts.frame import COLUMNS
@@ -23,12 +24,21 @@ KEPT = Path(__file__).parents[1] / "golden/redrawn.json.xz"
 COMPARED = (*COLUMNS[: COLUMNS.index("text")], "status")
 
 
+FIGURES = {}  # by path
+
+
+def draw(figure, place, **_):
+    """Stand in for writing a figure."""
+    FIGURES[Path(place).name] = figure
+    Path(place).write_text("drawn")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """The folder of all artifacts; figures are drawn, but not written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
-        patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
+        patch.setattr(Figure, "savefig", draw)
         config = read_config(read_profile("local"))
         assert not [why for _, why in redraw(config, folder(ROOT, config)) if why]
         return (REDRAWN / "local").absolute()
@@ -85,6 +95,19 @@ def test_every_number_says_where_it_is_from(redrawn):
             assert not measured or row["file"], (name, row["metric"])
             ends = [float(row[end]) for end in ("low", "value", "high") if row[end]]
             assert len(ends) < 3 or ends == sorted(ends), (name, row["metric"], ends)
+
+
+def test_figures_can_be_read_at_the_width_of_a_page(place):
+    figures = {id(figure): figure for figure in FIGURES.values()}.values()
+    assert len(figures) > 10
+    for figure in figures:
+        figure.draw_without_rendering()
+        title = figure.legends[0].get_title().get_text()
+        box = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert min(box.x0, box.y0) > -0.05 and box.x1 < width + 0.05 and box.y1 < height + 0.05, title
+        small = [text for text in figure.findobj(Text) if text.get_text() and text.get_fontsize() < 8]
+        assert not small and "SmolLM2" not in title, (title, small)
 
 
 if __name__ == "__main__":

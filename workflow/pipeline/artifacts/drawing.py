@@ -1,10 +1,10 @@
-"""How all figures look: style, one look a variant, bars with limits, curves, axes, title and legend; and writing a figure."""
+"""How all figures look: style, one look a variant, bars, curves, axes, titles and legends; and writing a figure."""
 
 from __future__ import annotations
 
-import re
+import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,30 +15,41 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import AutoLocator, LogLocator
 
+from pipeline.artifacts import Entry
+from pipeline.artifacts.labels import source, title
 from swiftkv.io import atomic_path
 
 matplotlib.style.use(Path(__file__).with_name("figures.mplstyle"))
-COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
+PAGE = 6.75  # inches: a page of a two-column paper
 
-# Color and marker of variants; they are the same in every figure.
-_LOOKS = {
+# Color and marker of variants; they are the same in every figure. The tuned recipe is red, the paper's is blue; both are
+# darker where prompts skip more.
+LOOKS = {
     "baseline": ("#4D4D4D", "o"),
     "merge-all-layers": ("#E69F00", "D"),
-    "swiftkv-25": ("#56B4E9", "v"),
+    "swiftkv-25": ("#44AA99", "v"),
+    "swiftkv-33": ("#56B4E9", "v"),
     "swiftkv-50": ("#0072B2", "s"),
+    "swiftkv-62.5": ("#332288", "p"),
     "swiftkv-50-across2": ("#CC79A7", "P"),
     "swiftkv-50-across4": ("#009E73", "^"),
     "swiftkv-50-across8": ("#D55E00", "X"),
-    "swiftkv-62.5": ("#332288", "X"),
+    "swiftkv-33-tuned": ("#CC6677", "d"),
     "swiftkv-50-tuned": ("#882255", "D"),
-    "copied": ("#D55E00", "o"),
-    "fitted": ("#009E73", "^"),
-    "trained, paper's recipe": ("#CC79A7", "s"),
-    "trained, tuned": ("#0072B2", "D"),
-    "trained, tuned, for prompts alone": ("#882255", "P"),
+    "swiftkv-50-own": ("#AA4499", "h"),
+    "l18-100k": ("#56B4E9", "*"),
+    "l18-tuned-100k": ("#CC6677", "*"),
+    "l14-1170k": ("#0072B2", "P"),
+    "l14-tuned-1170k": ("#882255", "P"),
+    "copied": ("#999933", "o"),
+    "fitted": ("#117733", "^"),
+    "trained, paper's recipe": ("#0072B2", "s"),
+    "trained, our recipe": ("#882255", "D"),
+    "trained, tuned-quarter": ("#CC6677", "d"),
+    "trained, our recipe, for prompts alone": ("#AA4499", "h"),
 }
-# Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
-_OTHER_LOOKS = (("#117733", "X"), ("#999933", "o"), ("#AA4499", "s"))
+# Of all other variants of a figure, in their order there.
+_OTHER_COLORS, _OTHER_MARKERS = ("#661100", "#6699CC", "#DDCC77", "#EE8866", "#88CCEE"), "<>8dXo"
 
 
 class Drawing(NamedTuple):
@@ -68,31 +79,39 @@ class Look(NamedTuple):
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": "////" if self.second else None}
 
 
-def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
-    """How a variant is drawn; one without a look of its own gets one from its name. Trainings are points, not a sweep."""
-    other = _OTHER_LOOKS[sum(variant.encode()) % len(_OTHER_LOOKS)]
-    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", not variant.startswith("trained, "))
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return how each variant of a figure is drawn: those without a look of their own get different ones by their order."""
+    others = itertools.count()
+    return {
+        name: Look(*(LOOKS.get(name) or _other(next(others))), joined=not name.startswith("trained, "))
+        for name in dict.fromkeys(names)
+    }
 
 
-def new_figure(
-    width: float, height: float, title: str, handles: Sequence[Any] = (), notes: Sequence[str] = ()
-) -> Figure:
-    """A figure in the style of figures.mplstyle with its title above, and below it small print and a legend.
+def _other(place: int) -> tuple[str, str]:
+    return _OTHER_COLORS[place % len(_OTHER_COLORS)], _OTHER_MARKERS[place % len(_OTHER_MARKERS)]
+
+
+def new_figure(height: float, entry: Entry, handles: Sequence[Any] = (), notes: Sequence[str] = ()) -> Figure:
+    """Return a figure of a page's width with the entry's title and a legend above, and its source and notes below.
 
     Args:
-        width, height: inches, without the small print.
-        title: long lines are broken, but not in their last brackets.
+        height: inches, without title, legend and notes.
+        entry: its title, models and published item are printed.
         handles: entries of the legend, see `handle`; the legend has as many columns as fit.
-        notes: lines of the small print.
+        notes: sentences below, in small print.
     """
-    share, space = width / PAGE, "\N{NO-BREAK SPACE}"
-    small = [part for note in notes for part in textwrap.wrap(note, int(125 * share))]
-    figure = Figure(figsize=(width, height + 0.1 * len(small)))
-    kept = re.sub(r" (?=[^()]*\)$)", space, title)
-    figure.suptitle(textwrap.fill(kept, int(112 * share)).replace(space, " "))
+    small = [part for note in (source(entry, notes), *notes) for part in textwrap.wrap(note, 110)]
+    above = textwrap.wrap(title(entry), 72)
     longest = max((len(each.get_label()) for each in handles), default=0)
-    columns = max(1, min(len(handles), int(126 * share) // (longest + 9)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title="\n".join(small) or None)
+    columns = max(1, min(len(handles), 92 // (longest + 8)))
+    rows = -(-len(handles) // columns)
+    figure = Figure(figsize=(PAGE, height + 0.2 * (len(above) + rows) + 0.14 * len(small)))
+    legend = figure.legend(
+        handles=handles, loc="outside upper left", ncols=columns, title="\n".join(above), alignment="left"
+    )
+    legend.get_title().set_weight("bold")
+    figure.supxlabel("\n".join(small), x=0.01, ha="left", color="0.4")
     return figure
 
 
@@ -109,21 +128,28 @@ def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
 
 
 class Bar(NamedTuple):
-    """A value with its interval, a text at its foot and its limit; without a value `text` says why."""
+    """A value, its interval, a text above it and `more` where there is room, its limit, and the end of an outline above it.
+
+    Without a value `text` says why.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
     text: str = ""
+    more: str = ""
     limit: float | None = None
+    upto: float | None = None
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; dashes are limits, and an interval that leaves the axis ends in an arrow."""
-    width = 0.84 / len(series)
-    highest = max((top for _, bars in series for bar in bars for top in (bar.value, bar.limit) if top), default=1.0)
-    top, narrow = 1.3 * highest, axis.get_gridspec().ncols * len(groups) * len(series) > 9
-    text = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 90 if narrow else 0}
+    width = 0.9 / len(series)
+    every = [bar for _, bars in series for bar in bars]
+    highest = max((end for bar in every for end in (bar.value, bar.limit, bar.upto) if end), default=1.0)
+    narrow = axis.get_gridspec().ncols * len(groups) * len(series) > 9
+    top = (1.35 if any(bar.more for bar in every) else 1.3) * highest
+    text = {"ha": "center", "va": "bottom", "fontsize": 8.5, "rotation": 90 if narrow else 0}
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -131,21 +157,48 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.02 * highest, bar.text, **(text | {"rotation": 90}))
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
+            if bar.upto is not None:
+                outline = {"fill": False, "edgecolor": appearance.color, "linestyle": ":"}
+                axis.bar(x, bar.upto - bar.value, 0.92 * width, bar.value, **outline)
             if bar.low is not None and bar.high is not None:
                 reach = [[bar.value - bar.low], [min(bar.high, top) - bar.value]]
-                axis.errorbar(x, bar.value, reach, color="black", linewidth=0.8, capsize=1.5)
+                axis.errorbar(x, bar.value, reach, color="black", linewidth=0.8, capsize=2)
                 if bar.high > top:
                     axis.plot(x, top, "^", color="black", clip_on=False)
-            if bar.text:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.9}
-                axis.text(x, 0.03 * highest, bar.text.replace("\n", " ") if narrow else bar.text, bbox=box, **text)
             if bar.limit is not None:
                 axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
+            over = max(end for end in (bar.value, bar.limit, bar.upto, bar.high) if end is not None)
+            axis.text(x, min(over, highest) + 0.02 * highest, bar.text + bar.more * (not narrow), **text)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, top)
     axis.yaxis.set_major_formatter("{x:,g}")
     axis.tick_params(axis="x", length=0)
+
+
+def label_ends(axis, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names of curves right of the axes, at the height of their last points but apart; limits must be final.
+
+    Args:
+        ends: x and y of the last point, name and color of each curve; lines of a name are divided by newlines.
+    """
+    axis.figure.draw_without_rendering()  # lays out the axes
+    to_axis, line = axis.transScale + axis.transLimits, 15 / (72 * axis.bbox.height / axis.figure.dpi)
+    known = sorted((float(to_axis.transform((x, y))[1]), x, y, name, color) for x, y, name, color in ends)
+    sizes = [line * (name.count("\n") + 1.1) for *_, name, _ in known]
+    places: list[float] = []
+    for (wanted, *_), size in zip(known, sizes, strict=True):
+        places.append(max(wanted, places[-1] + (size + sizes[len(places) - 1]) / 2 if places else 0))
+    highest = 1.05
+    for place in reversed(range(len(places))):
+        places[place] = min(places[place], highest - sizes[place] / 2)
+        highest = places[place] - sizes[place] / 2
+    for (_, x, y, name, color), place in zip(known, places, strict=True):
+        link = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "linestyle": ":", "shrinkA": 0, "relpos": (0, 0.5)}
+        axis.annotate(
+            name, (x, y), (1.04, place), textcoords="axes fraction", color=color, va="center", arrowprops=link,
+            annotation_clip=False,
+        )  # fmt: skip
 
 
 def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | None = None) -> None:

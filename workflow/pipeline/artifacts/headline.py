@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pipeline.artifacts import Entry, Files
-from pipeline.artifacts.drawing import PAGE, Drawing, Look, new_figure
-from pipeline.artifacts.labels import heading
+from pipeline.artifacts.drawing import Drawing, looks, new_figure
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.quality import lines
 from pipeline.artifacts.records import Case
 
-_LOOKS = (Look("#0072B2", "s"), Look("#882255", "D"), Look("#56B4E9", "s"), Look("#CC6677", "D"))
-
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """Draw how much of a passage variants can still use over their speed-up, a look a part of the entry.
+    """Draw how much of a passage variants can still use over their speed-up.
 
     A trained variant is drawn at the speed of the one in `served` that computes the same. Each point is labelled by what it
     keeps and by its part, each group of points by the layers that prompts skip.
     """
     numbers, (model,), (point,) = Numbers(entry, files), entry["models"], entry["points"]
     specs, total = entry["specs"][model["name"]], entry["num_hidden_layers"]
-    figure = new_figure(PAGE, 3.6, heading(entry), notes=numbers.notes)
+    figure = new_figure(3.6, entry, notes=["Whiskers: 95% intervals.", *numbers.notes])
     axis = figure.add_subplot()
     axis.plot(1, 100, "o", color="0.3", markersize=6)
     axis.annotate("unchanged model", (1, 100), (7, -3), textcoords="offset points", color="0.3")
@@ -30,25 +27,25 @@ def make(entry: Entry, files: Files) -> Drawing:
         if specs[name]
     }
     lowest: dict[int, float] = {}
-    parts = dict.fromkeys(line.part for line in lines(entry))
-    for appearance, part in zip(_LOOKS, parts, strict=False):
-        for case in (line.case for line in lines(entry) if line.part == part and specs[line.case.variant]):
-            kept = numbers.find(case, "passage_kept_percent")
-            layers = specs[case.variant]["num_key_value_layers"]
-            if not kept or kept["value"] is None or not (speed := speeds.get(layers)):
-                continue
-            color, value = appearance.color, kept["value"]
-            reach = [[value - kept["low"]], [kept["high"] - value]]
-            axis.errorbar(speed, value, reach, fmt=appearance.marker, color=color, markersize=6, capsize=2)
-            axis.annotate(f"{value:.0f} %  {part}", (speed, value), (8, -3), textcoords="offset points", color=color)
-            lowest[layers] = min(kept["low"], lowest.get(layers, 100))
+    shown = [line for line in lines(entry) if specs[line.case.variant]]
+    styles = looks(line.case.variant for line in shown)
+    for case, part in shown:
+        kept, style = numbers.find(case, "passage_kept_percent"), styles[case.variant]
+        layers = specs[case.variant]["num_key_value_layers"]
+        if not kept or kept["value"] is None or not (speed := speeds.get(layers)):
+            continue
+        value = kept["value"]
+        reach = [[value - kept["low"]], [kept["high"] - value]]
+        axis.errorbar(speed, value, reach, fmt=style.marker, color=style.color, markersize=7, capsize=2)
+        axis.annotate(f"{value:.0f} %  {part}", (speed, value), (9, -3), textcoords="offset points", color=style.color)
+        lowest[layers] = min(kept["low"], lowest.get(layers, 100))
     for layers, low in lowest.items():
-        words = f"prompts skip {total - layers} of {total} layers:\n{speeds[layers]:.2f}× as fast"
+        words = f"prompts skip\n{total - layers} of {total} layers:\n{speeds[layers]:.2f}× as fast"
         axis.annotate(
             words, (speeds[layers], low), (0, -8), textcoords="offset points", ha="center", va="top", weight="bold"
         )
     axis.set(
-        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.6), ylim=(-18, 106),
+        xlim=(0.95, max([1.5, *(speed for speed in speeds.values() if speed)]) + 0.75), ylim=(-34, 106), yticks=range(0, 101, 20),
         xlabel=f"Throughput at {entry['points'][point]['input_tokens']:,} input tokens, times the unchanged model's",
         ylabel="Of a passage in the prompt,\nthe model can still use (%)",
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import MERGED
 from pipeline.artifacts.metrics import enumeration, length_label, percent
@@ -23,8 +25,12 @@ def variant_label(spec: Content | None) -> str:
     label = f"{percent(known.prefill_reduction)} SingleInputKV"
     if known.key_value_group_size > 1:
         label += f" + {known.key_value_group_size}× AcrossKV"
-    ways = {"early exit": known.early_exit, OWN: known.own_key_values}
-    return ", ".join([label + heads_label(spec), *(way for way, on in ways.items() if on)])
+    return label + _further(spec)
+
+
+def _further(spec: Content) -> str:
+    ways = {"early exit": spec.get("early_exit"), OWN: spec.get("own_key_values")}
+    return "".join([heads_label(spec), *(f", {way}" for way, on in ways.items() if on)])
 
 
 def heads_label(spec: Content | None) -> str:
@@ -33,8 +39,18 @@ def heads_label(spec: Content | None) -> str:
     return f", {heads} KV head{'s' if heads > 1 else ''}" if heads else ""
 
 
+def skipped_label(spec: Content | None) -> str:
+    """Name a variant by the layers that prompts skip; arguments as of `variant_label`."""
+    if spec is None:
+        return "unchanged model"
+    known = SwiftKVSpec(**spec)
+    total, group = known.num_hidden_layers, known.key_value_group_size
+    shared = f", {group} share a cache" if group > 1 else ""
+    return f"prompts skip {total - known.num_key_value_layers} of {total} layers{shared}{_further(spec)}"
+
+
 def label(entry: Entry, variant: str, kv_cache: str = "auto") -> str:
-    """Name a case of an entry in the paper's words if these are the same for all its models, else by the variant's name.
+    """Name a case of an entry if its models agree on it, else by the variant's name: in tables in the paper's words.
 
     The training recipe follows if it is not the paper's, or if the entry's variants have several; the variant's name follows
     if another variant would have the same label.
@@ -57,8 +73,11 @@ def _with_recipe(entry: Entry, variant: str) -> str:
 def _words(entry: Entry, variant: str) -> str:
     if variant == MERGED:
         return "Merge-all-Layers"
-    names = {variant_label(specs[variant]) for specs in entry["specs"].values() if variant in specs}
-    return names.pop() if len(names) == 1 else "Baseline" if variant == "baseline" else variant
+    specs = [specs[variant] for specs in entry["specs"].values() if variant in specs]
+    for name in (skipped_label, variant_label) if entry["form"] == "figure" else (variant_label,):
+        if len(names := {name(spec) for spec in specs}) == 1:
+            return names.pop()
+    return "Baseline" if variant == "baseline" else variant
 
 
 def point_label(entry: Entry, point: str) -> str:
@@ -71,7 +90,22 @@ def point_label(entry: Entry, point: str) -> str:
     return f"{length_label(settings[point]['input_tokens'])} input"
 
 
+def title(entry: Entry) -> str:
+    """Return the title of an entry with a capital."""
+    return entry["title"][0].upper() + entry["title"][1:]
+
+
 def heading(entry: Entry) -> str:
-    """Return the title of an artifact: the models that ran, its own title, and the published item it regenerates."""
-    models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
-    return f"{f'{models}: {title}' if entry['models'] else title[0].upper() + title[1:]} ({entry['label']})"
+    """Return the heading of an artifact: its title with the published item that it regenerates; a table's has its models too."""
+    if entry["form"] == "figure" and entry["source"] == "ours":
+        return title(entry)
+    models = enumeration([model["title"] for model in entry["models"]]) if entry["form"] == "table" else ""
+    return f"{f'{models}: ' + entry['title'] if models else title(entry)} ({entry['label']})"
+
+
+def source(entry: Entry, notes: Sequence[str]) -> str:
+    """Return the published item that a figure regenerates, with the models that its notes do not name."""
+    named = " ".join(notes)
+    models = [model["title"] for model in entry["models"] if model["title"] not in named]
+    item = "Not in the paper" if entry["source"] == "ours" else f"After the {entry['label']}"
+    return "; ".join([item, *models]) + "."

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from matplotlib import cycler
+import itertools
+import textwrap
 
 from pipeline.artifacts import Entry, Files
-from pipeline.artifacts.drawing import COLUMN, Drawing, draw_curve, handle, look, new_figure
-from pipeline.artifacts.labels import heading
+from pipeline.artifacts.drawing import Drawing, draw_curve, handle, label_ends, looks, new_figure
 from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Numbers
 
-# Colors of models are Okabe and Ito's without yellow, which is too light for lines; dashes and markers are for prints in gray.
-_COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
-_LOOKS = cycler(
-    color=_COLORS, marker=list("os^DvPX"), linestyle=["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), "-", "--"]
+# Colors of unchanged models, none of which a variant has; dashes are for prints in gray.
+_MODELS = tuple(
+    zip(["#4D4D4D", "#117733", "#EE3377", "#332288", "#999933", "#33BBEE"], ["-", "--", "-."] * 2, strict=True)
 )
+_PUBLISHED = "#000000"
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
@@ -28,31 +28,39 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     scores, pairs = map(measurements.of, ("simscore", "next_similarity"))
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
     published = published[(published["metric"] == "simscore") & published["value"].notna()]
-    title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
-    figure = new_figure(COLUMN, 2.5 + 0.15 * len(entry["models"]), title, notes=measurements.notes)
+    handles = [
+        handle("to all later inputs (SimScore)", color="0.4"),
+        handle("to the next layer's input alone", color="0.4", linestyle=":", linewidth=1),
+    ]
+    star = {"linestyle": "", "marker": "*", "markersize": 10, "color": _PUBLISHED, "markerfacecolor": "white"}
+    if len(published):
+        handles.append(handle("published", **star))
+    notes = ["Gray cross: by the paper, SimScore is above 0.5 from about half of the depth on.", *measurements.notes]
+    figure = new_figure(2.9, entry, handles, notes)
     axis = figure.subplots()
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
-    for model, style in zip(entry["models"], _LOOKS(), strict=False):
+    ends = []
+    for model, (color, dashes) in zip(entry["models"], itertools.cycle(_MODELS), strict=False):
         curve, pair, stars = (rows[rows["model"] == model["name"]] for rows in (scores, pairs, published))
         layers = len(curve) + 1  # the last has no later one
         why = entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
-        size = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
+        size = f"({layers} layers)" if len(curve) else f"{MISSING} ({why})"
         depth = 100 * curve["at"] / layers
-        axis.fill_between(depth, curve["low"], curve["high"], color=style["color"], alpha=0.25, linewidth=0)
-        axis.plot(depth, curve["value"], markevery=1 + layers // 40, label=f"{model['title']} {size}", **style)
-        axis.plot(depth, pair["value"], color=style["color"], linestyle=":", linewidth=0.8)
+        axis.fill_between(depth, curve["low"], curve["high"], color=color, alpha=0.25, linewidth=0)
+        axis.plot(depth, curve["value"], color=color, linestyle=dashes)
+        axis.plot(depth, pair["value"], color=color, linestyle=":", linewidth=1)
+        place = (depth.iloc[-1], curve["value"].iloc[-1]) if len(curve) else (100, 0.0)
+        ends.append((*place, "\n".join(textwrap.wrap(f"{model['title']} {size}", 22)), color))
         if len(stars):
-            star = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black", "markerfacecolor": "white"}
-            axis.plot(100 * stars["at"] / layers, stars["value"], label="published", **star)
-    axis.plot([], [], color="0.4", linestyle=":", linewidth=0.8, label="to the next layer's input alone")
+            axis.plot(100 * stars["at"] / layers, stars["value"], **star)
     axis.set(
-        xlabel="Depth of layer $l$ of $L$: $l / L$ (%)",
-        ylabel=METRICS["simscore"].header,
+        xlabel="Depth of the layer, % of all layers",
+        ylabel="Cosine similarity",
         xlim=(-2, 102),
-        ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03),  # so that no marker is cut
+        ylim=(min(0.0, scores["value"].min()) - 0.03, 1.03),  # so that no line is cut
     )
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1))
+    label_ends(axis, ends)
     return Drawing(figure, measurements.data)
 
 
@@ -62,22 +70,28 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     published = measurements.published.dropna(subset="low")
     density, agreement = map(measurements.of, ("bin_percent", "bin_alignment_percent"))
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
-    solid = {"color": _COLORS[1], "linewidth": 2}
+    bound = {"color": _PUBLISHED, "linewidth": 1.5, "marker": "^"}
     threshold = entry["settings"]["early_exit"]["threshold"]
     handles = [
         handle(f"threshold {threshold:g}", **dotted),
-        *(handle(f"published: {text.split(' where')[0]}", **solid) for text in published["text"]),
+        *(handle(f"published: {text.split(' where')[0]}", **bound) for text in published["text"]),
     ]
-    figure = new_figure(COLUMN, 3.3, heading(entry), handles, measurements.notes)
+    figure = new_figure(3.6, entry, handles, measurements.notes)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     width = 1 / len(density)
+    (variant, _), *_ = entry["cases"]
     draw_curve(
-        upper, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), look(entry["cases"][0][0])
+        upper, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), looks([variant])[variant]
     )
     upper.set(ylabel=METRICS["bin_alignment_percent"].header, ylim=(0, 105))
-    upper.hlines(published["low"], threshold, 1, **solid)
+    for least in published["low"]:
+        upper.plot([threshold, (threshold + 1) / 2, 1], [least] * 3, markevery=[1], **bound)
     lower.bar(density["at"], density["value"], width=width, align="edge", facecolor="0.8", edgecolor="0.55")
-    lower.set(xlabel="Largest probability of the early exit", ylabel=METRICS["bin_percent"].header, xlim=(0, 1))
+    lower.set(
+        xlabel="Confidence of the early exit: its largest probability",
+        ylabel=METRICS["bin_percent"].header,
+        xlim=(0, 1),
+    )
     for axis in (upper, lower):
         axis.axvline(threshold, **dotted)
     return Drawing(figure, measurements.data)

@@ -8,16 +8,17 @@ from itertools import permutations, product
 import pandas as pd
 
 from pipeline.artifacts import Entry, Files, Row
-from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, look, new_figure
+from pipeline.artifacts.drawing import Drawing, draw_curve, handle, looks, new_figure
 from pipeline.artifacts.frame import TEXTS, cells, interval, known_tasks, row, saved_bits
-from pipeline.artifacts.labels import OWN, PAPER_RECIPE, heading
-from pipeline.artifacts.metrics import METRICS, percent
+from pipeline.artifacts.labels import OWN, PAPER_RECIPE
+from pipeline.artifacts.metrics import percent
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
 
-LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
+LOWEST = -60  # percent, of the axis: below, nothing is left to tell apart
+_RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": ""}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -28,49 +29,59 @@ def make(entry: Entry, files: Files) -> Drawing:
     numbers.add(differences(readings))
     flops = numbers.of("prompt_flops_percent").drop_duplicates("at").sort_values("at")
     layers = rows["at"].max()  # the unchanged model has all layers
-    rows = rows.assign(curve=[_curve(entry, name) for name in rows["variant"]])
-    tasks, names = (rows[column].unique() for column in ("point", "curve"))
+    rows = rows.assign(curve=[curve_name(entry, name) for name in rows["variant"]])
     rows = rows[rows["at"] < layers].sort_values("at")
+    tasks, styles = rows["point"].unique(), looks(rows.sort_values("at")["curve"])
+    points = [name for name, style in styles.items() if not style.joined]  # side by side, as several are of one l
     squad = rows[rows["point"] == "squad"]
     numbers.add(correlations(squad, scores, entry["share"]))
-    handles = [handle(name, **look(name).line) for name in names]
-    handles.append(handle("SimScore (Eq. 1)", color="black"))
-    notes = [*_notes(numbers, squad, layers), *numbers.notes]
-    figure = new_figure(PAGE, 4.1, heading(entry), handles, notes)
-    grid = figure.add_gridspec(2, len(tasks), height_ratios=[3, 2])
+    handles = [
+        handle(f"{name}, untrained" if name in FAMILIES else name, **style.line) for name, style in styles.items()
+    ]
+    handles.append(handle(f"the first l that keeps {percent(entry['share'])}", **_RING, color="0.4"))
+    notes = [
+        "Kept: of what a passage tells the unchanged model; 0: as without it. Bands and bars: 95% intervals. "
+        "Rings are without training: a trained variant may keep as much at a smaller l.",
+        *numbers.notes,
+    ]
+    figure = new_figure(4.8, entry, handles, notes)
+    grid = figure.add_gridspec(2, len(tasks), height_ratios=[3, 1])
     strip = figure.add_subplot(grid[-1, :])
     for place, task in enumerate(tasks):
         axis = figure.add_subplot(grid[0, place])
         axis.axhline(0, color="0.6", linewidth=0.6)
-        axis.axhline(entry["share"], color="0.6", linewidth=0.6, linestyle=":")
-        for name in names:
+        axis.axhline(100 * entry["share"], color="0.6", linewidth=0.6, linestyle=":")
+        for name, style in styles.items():
             curve = rows[(rows["curve"] == name) & (rows["point"] == task)]
-            draw_curve(axis, curve, look(name))
+            curve = curve.assign(**{key: 100 * curve[key] for key in ("value", "low", "high")})
+            if name in points:
+                curve = curve.assign(at=curve["at"] + 0.5 * (points.index(name) - (len(points) - 1) / 2))
+            draw_curve(axis, curve, style)
             if name in FAMILIES:
-                best = lasting(curve, entry["share"])[:1]
-                axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
+                best = lasting(curve, 100 * entry["share"])[:1]
+                axis.plot(best["at"], best["value"], color=style.color, **_RING)
         axis.set(
             title=TEXTS[task],
-            xlabel="Layers that prompts run, $l$ (above: FLOPs)",
-            ylabel=METRICS["kept"].header,
+            xlabel="Layers that prompts run, $l$\n(in brackets: FLOPs of a prompt)",
+            ylabel="Kept of a passage (%)" if place == 0 else "",
             xlim=(flops["at"].min() - 0.5, layers + 0.5),
-            ylim=(LOWEST, 1.25),
+            ylim=(LOWEST, 110),
         )
-        axis.set_xticks(flops["at"][::2])
-        axis.secondary_xaxis("top").set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
+        shown = flops[flops["at"] % 4 == 0]
+        axis.set_xticks(shown["at"], [f"{row.at:g}\n({row.value:.0f}%)" for row in shown.itertuples()])
     strip.plot(scores["at"], scores["value"], color="black")
-    family = entry["families"][-1]
-    draw_curve(strip, squad[squad["variant"] == family], look(family))
-    strip.set(title=f"SimScore by layer, SQuAD in chats by $l$ ({family})", xlabel="$l$", xlim=(0, layers))
+    strip.set(title="Similarity of layer inputs", xlabel="Layer", ylabel="SimScore", xlim=(0, layers), ylim=(0, 1.05))
     return Drawing(figure, numbers.data)
 
 
-def _curve(entry: Entry, variant: str) -> str:
-    """The curve of a family, or of the recipe and the way in which a variant is trained."""
+def curve_name(entry: Entry, variant: str) -> str:
+    """Return the name of the curve of a family, or of the recipe and the way in which a variant is trained."""
     if variant in FAMILIES:
         return variant
     recipe = entry["recipes"].get(variant)
-    name = {None: variant, PAPER_RECIPE: "trained, paper's recipe"}.get(recipe, f"trained, {recipe}")
+    name = {None: variant, PAPER_RECIPE: "trained, paper's recipe", "tuned": "trained, our recipe"}.get(
+        recipe, f"trained, {recipe}"
+    )
     spec = next(specs[variant] for specs in entry["specs"].values())
     return f"{name}, {OWN}" if spec.get("own_key_values") else name
 
@@ -95,23 +106,6 @@ def correlations(squad: pd.DataFrame, scores: pd.DataFrame, share: float) -> Ite
             sides = ([interval(row, side) for _, row in part.iterrows()] for side in ("", "_scored"))
             known = part.iloc[0][["model", "variant", "point", "kv_cache", "conditions", "file"]]
             yield cells("simscore_correlation", rank_correlation(*sides), at=most, n=len(part), **known)
-
-
-def _notes(numbers: Numbers, squad: pd.DataFrame, layers: float) -> Iterator[str]:
-    """The smallest l of each curve from which on it keeps the entry's share of SQuAD, and the correlations."""
-    share, found = numbers.entry["share"], []
-    for name, curve in squad.groupby("curve", sort=False):
-        least = lasting(curve, share)["at"].min()
-        found.append(
-            f"{name}: " + ("none" if pd.isna(least) else f"{least:g} ({percent(1 - least / layers)} fewer layers)")
-        )
-    yield (
-        f"Smallest l measured that keeps {percent(share)} of SQuAD in chats: {'; '.join(found)}. Rings are "
-        "without training, so upper bounds: trained variants may keep as much at a smaller l."
-    )
-    ranks = numbers.of("simscore_correlation")
-    words = [f"{row.value:+.2f} ({row.variant}, {row.n:g} l up to {row.at:g})" for row in ranks.itertuples()]
-    yield f"Spearman's rank correlation of SimScore and what is kept of SQuAD in chats: {', '.join(words)}."
 
 
 def differences(records: Sequence[Record]) -> Iterator[Row]:

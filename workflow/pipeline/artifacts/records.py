@@ -258,7 +258,7 @@ def provenance(records: Sequence[Record]) -> list[str]:
         ", ".join(dict.fromkeys(record.model["title"] for record in records)),
         ", ".join(dict.fromkeys(record.machine for record in records)),
         ", ".join(sorted({record.software for record in records})),
-        f"{len(records)} record{'s' if len(records) > 1 else ''}",
+        f"{len(records)} measurement{'s' if len(records) > 1 else ''}",
         f"seed {', '.join(map(str, seeds))}" if seeds else "",
         span([record.provenance["finished"][:10] for record in records], ""),
         "scored on random subsets of the questions" if subsets else "",

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
 from pipeline.artifacts import Entry, Files, Row, inputs
 from pipeline.artifacts.drawing import (
-    PAGE,
     Bar,
     Drawing,
     Look,
     draw_bars,
     draw_curve,
     handle,
-    look,
+    label_ends,
+    looks,
     new_figure,
     wide_axis,
 )
 from pipeline.artifacts.frame import interval
-from pipeline.artifacts.labels import heading, label
+from pipeline.artifacts.labels import label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio
 
-_LIMIT = {"label": "limit by FLOPs", "color": "black"}
+_LIMIT = {"label": "possible by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
+
+
+_POSSIBLE = "Possible: what FLOPs alone allow; memory traffic and caches may change it."
 
 
 class Served(Numbers):
@@ -51,7 +55,12 @@ class Served(Numbers):
             for row in self.rows[self.rows["status"] != "ok"].itertuples()
         )
         published = [f"published: {stated}"] if stated else []
-        self.notes = [*published, *gaps, *self.notes]
+        self.notes = [*published, *gaps, "Bands and whiskers: 95% intervals.", *self.notes]
+        self.looks = {
+            (variant, kv_cache): style._replace(second=kv_cache == "fp8")
+            for variant, style in looks(variant for variant, _ in entry["cases"]).items()
+            for kv_cache in ("auto", "fp8")
+        }
 
     def bar(self, case: Case, metric: str, point: str) -> Bar:
         """A bar with its interval; OOM, none or n/a in place of a missing number."""
@@ -73,15 +82,16 @@ def throughput(entry: Entry, files: Files) -> Drawing:
         served.add(_of_node(served, node))
     metrics = ["tokens_per_second", "normalized_tflops_per_gpu"] if on_gpus else ["tokens_per_second"]
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
-    handles = [handle(label(entry, *case), box=True, **look(*case).fill) for case in entry["cases"]]
+    handles = [handle(label(entry, *case), box=True, **served.looks[*case].fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
-    figure = new_figure(PAGE, 1.4 + 1.9 * len(metrics), heading(entry), handles, [*_decoding(served), *served.notes])
+    served.notes.insert(0, _POSSIBLE)
+    figure = new_figure(0.4 + 2.4 * len(metrics), entry, handles, [*_decoding(served), *served.notes])
     axes = figure.subplots(len(metrics), len(entry["models"]), squeeze=False)
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     for metric, row in zip(metrics, axes, strict=True):
         for model, axis in zip(entry["models"], row, strict=True):
             bars = [
-                (look(*case[1:]), [_with_gain(served, metric, case, point) for point in entry["points"]])
+                (served.looks[case[1:]], [_with_gain(served, metric, case, point) for point in entry["points"]])
                 for case in served.cases
                 if case.model == model["name"]
             ]
@@ -99,7 +109,7 @@ def _decoding(served: Served) -> Iterator[str]:
     rows = served.of("decode_only_percent")
     shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
-        yield f"Steps that only decode take {span(shares, '.0f')}% of the baseline's time."
+        yield f"Steps that only decode take {span(shares, '.0f')}% of the unchanged model's time."
 
 
 def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
@@ -110,7 +120,7 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
     words, most = show(gain, ".2f|×"), served.value(case, "speedup_limit", point)
     if not most:
         return bar._replace(text=words)
-    return bar._replace(text=f"{words}\nof {show(most, '.2f|×')}", limit=bar.value * most / gain)
+    return bar._replace(text=words, more=f"\npossible:\n{show(most, '.2f|×')}", limit=bar.value * most / gain)
 
 
 def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
@@ -134,28 +144,36 @@ def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
 
 def latency(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one row a point, or one for all with `together`."""
-    served, looks, handles = Served(entry, files), {}, {}
+    served, styles, handles = Served(entry, files), {}, {}
     for point, settings in entry["points"].items():
         method = (settings.get("speculative") or {}).get("method", "")
         for case in served.cases:
-            looks[case, point] = look(*case[1:], second=bool(method))
+            style = served.looks[case[1:]]
+            styles[case, point] = style._replace(second=style.second or bool(method))
             name = label(entry, *case[1:]) + (f", {method.replace('ngram', 'n-gram')} speculation" if method else "")
-            handles[name] = handle(name, **looks[case, point].line)
-    rows = [looks]
+            handles[name] = styles[case, point]
+    rows = [styles]
     if not entry.get("together"):
-        rows = [{one: looks[one] for one in looks if one[1] == point} for point in entry["points"]]
+        rows = [{one: styles[one] for one in styles if one[1] == point} for point in entry["points"]]
+    few = 0 < served.of("ttft_median_ms")["at"].nunique() < 3  # too few for a curve
+    handles = {name: handle(name, box=few, **(style.fill if few else style.line)) for name, style in handles.items()}
     panels = ["ttft_median_ms", "tpot_median_ms"]
     if served.of("highest_sustained_rate")["high"].notna().any():
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
+        served.notes[:0] = ["Dotted outline: up to the lowest rate that was not sustained.", _POSSIBLE]
     dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
     opened = (served.of("sustained")["value"] == 0).any()
-    notes = ["Open markers: the rate was not sustained."] if opened else []
-    notes += [f"Dotted: 99th percentile, of {P99_REQUESTS} requests a run or more."] if dotted.any() else []
+    notes = ["Open markers: the rate was not sustained."] if opened and not few else []
+    notes += (
+        [f"Dotted lines: 99th percentile, of {P99_REQUESTS} requests a run or more."]
+        if dotted.any() and not few
+        else []
+    )
     if len(sizes := served.of(panels[0])["n"].dropna()):
         runs = max(len(rate["runs"]) for record in served.records if record.ok for rate in record.result["rates"])
         notes.append(f"Each point is of {span(sizes, ',.0f')} requests, in {runs} run{'s' * (runs > 1)}.")
-    figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes + served.notes)
+    figure = new_figure(0.4 + 2.3 * len(rows), entry, [*handles.values()], notes + served.notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
         chats = "held-out chats, up to " if settings.get("dataset") else ""
@@ -164,10 +182,21 @@ def latency(entry: Entry, files: Files) -> Drawing:
             if metric == "highest_sustained_rate":
                 draw_bars(axis, [""], [(style, [_rate_bar(served, *one)]) for one, style in shown.items()])
                 axis.set_ylabel(METRICS[metric].header)
+                continue
+            if few:
+                rates = sorted(served.of(metric)["at"].dropna().unique())
+                bars = {one: [_at(served, metric, *one, rate) for rate in rates] for one in shown}
+                draw_bars(axis, list(map("{:g}".format, rates)), [(shown[one], found) for one, found in bars.items()])
+                axis.set_ylabel(METRICS[metric].header)
             else:
                 _draw_curves(axis, served, shown, metric)
-                axis.set_xlabel("Requests a second")
+            axis.set_xlabel("Requests a second")
     return Drawing(figure, served.data)
+
+
+def _at(served: Served, metric: str, case: Case, point: str, rate: float) -> Bar:
+    row = served.find(case, metric, point, rate)
+    return Bar(row["value"], row["low"], row["high"]) if row else Bar(None, text=MISSING)
 
 
 def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], metric: str) -> None:
@@ -182,20 +211,27 @@ def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], m
             axis.plot("at", "value", data=drawn[-1], color=style.color, linewidth=0.8, linestyle=":")
     every = pd.concat(drawn)
     wide_axis(axis.xaxis, every["at"])
-    places = sorted(set(every["at"]))
-    places = places[:: 1 + len(places) // 7]
+    places: list[float] = []
+    for place in sorted(set(every["at"])):  # so far apart that their numbers do not touch
+        ends = [(axis.transScale + axis.transLimits).transform((x, 1))[0] for x in (*places[-1:], place)]
+        if not places or ends[1] - ends[0] > 0.16:
+            places.append(place)
     axis.set_xticks(places, map("{:.3g}".format if "median" in metric else length_label, places))
     wide_axis(axis.yaxis, every["value"], times=metric.endswith("_ms"))
     axis.set_ylabel(METRICS[metric].header)
 
 
 def _rate_bar(served: Served, case: Case, point: str) -> Bar:
-    """From the highest rate that was sustained to the lowest that was not, with the gain that both brackets allow."""
+    """The highest rate that was sustained, an outline to the lowest that was not, and the gain that both brackets allow."""
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
-    if bar.value is None or case.unchanged or not gain or gain["low"] is None:
+    if bar.value is None:
+        return bar
+    known = bar.high is not None and bar.high < math.inf
+    bar = Bar(bar.value, upto=bar.high if known else None, text="" if known else f"≥ {bar.value:g}")
+    if case.unchanged or not gain or gain["low"] is None:
         return bar
     limit, least = served.value(case, "sustained_rate_limit", point), f"{gain['low']:.2f}"
-    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least} to\n{show(gain['high'], '.2f|×')}"
+    text = f"≥ {least}×" if gain["high"] == math.inf else f"{least}–\n{show(gain['high'], '.2f|×')}"
     return bar._replace(text=text, limit=limit)
 
 
@@ -205,10 +241,8 @@ def forward(entry: Entry, files: Files) -> Drawing:
     Dashed are limits: the baseline's time divided by the prefill speed-up that the FLOP count allows, and that speed-up.
     """
     served, (point,) = Served(entry, files), entry["points"]
-    shown = {(case, point): look(*case[1:]) for case in served.cases}
-    handles = [handle(label(entry, *case[1:]), **style.line) for (case, _), style in shown.items()]
-    handles.append(handle(**_LIMIT, **_DASHED))
-    figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
+    shown = {(case, point): served.looks[case[1:]] for case in served.cases}
+    figure = new_figure(2.6, entry, [handle(**_LIMIT, **_DASHED)], [_POSSIBLE, *served.notes])
     times, gains = figure.subplots(1, 2)
     base = served.along(Case(entry["models"][0]["name"], "baseline"), "forward_ms", point)
     for (case, _), style in shown.items():
@@ -217,5 +251,11 @@ def forward(entry: Entry, files: Files) -> Drawing:
             gains.axhline(limit, color=style.color, **_DASHED)
     for axis, metric in ((times, "forward_ms"), (gains, "forward_speedup")):
         _draw_curves(axis, served, shown, metric)
-        axis.set_xlabel("Tokens in the batch")
+        axis.set_xlabel("Prompt tokens in the batch")
+    ends = []
+    for case, _ in shown:
+        if len(rows := served.along(case, "forward_speedup", point)):
+            name = "\n".join(textwrap.wrap(label(entry, *case[1:]), 14))
+            ends.append((*rows.iloc[-1][["at", "value"]], name, shown[case, point].color))
+    label_ends(gains, ends)
     return Drawing(figure, served.data)

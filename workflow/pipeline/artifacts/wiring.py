@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
 
 from pipeline.artifacts import Content, Entry, Files
-from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
-from pipeline.artifacts.labels import heading, variant_label
+from pipeline.artifacts.drawing import Drawing, handle, new_figure
+from pipeline.artifacts.labels import skipped_label
 from swiftkv.spec import SwiftKVSpec
 
-_COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
+# None of these colors is a variant's.
+_COMPUTED = {"facecolor": "#44546A", "edgecolor": "white"}
 _SKIPPED = {"facecolor": "white", "edgecolor": "0.55", "hatch": "//////"}
-_CACHE = {"facecolor": "#E69F00", "edgecolor": "white"}
+_CACHE = {"facecolor": "#E8C872", "edgecolor": "white"}
 _SOURCE = "#000000"
 # Middle and width of each column of boxes, in a panel that is 1 wide, and where the shared input runs upward.
 _PROMPT, _KEPT, _GENERATED, _RISER = (0.24, 0.2), (0.57, 0.14), (0.9, 0.2), 0.42
@@ -34,15 +36,17 @@ def make(entry: Entry, files: Files) -> Drawing:
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
         handle("keys and values kept", box=True, **_CACHE),
-        handle("projected from the input of the first skipped layer", color=_SOURCE, linewidth=2),
+        handle("keys and values from one input", color=_SOURCE, linewidth=2),
     ]
-    rows = -(-len(specs) // 3)
-    size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
-    figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
+    rows, trained = -(-len(specs) // 3), len(specs) == 1 and specs[variant].groups
+    figure = new_figure(3.5 * rows, entry, handles, ["Layers run from bottom to top.", *entry.get("notes", [])])
+    columns = -(-len(specs) // rows) + bool(trained)
     for number, (variant, spec) in enumerate(specs.items(), 1):
-        axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
-        axis.set_title(variant_label(fields[variant]))
+        axis = figure.add_subplot(rows, columns, number)
+        axis.set_title(textwrap.fill(skipped_label(fields[variant]), 28 if columns > 2 else 48))
         _panel(axis, spec)
+    if trained:
+        _distillation(figure.add_subplot(1, 2, 2))
     data = [
         {
             "model": model["name"],
@@ -66,9 +70,9 @@ def concept(entry: Entry, files: Files) -> Drawing:
         handle("computed", box=True, **_COMPUTED),
         handle("skipped", box=True, **_SKIPPED),
         handle("keys and values", box=True, **_CACHE),
-        handle("new projections, trained by distillation", color=_SOURCE, linewidth=2),
+        handle("new projections, trained", color=_SOURCE, linewidth=2),
     ]
-    figure = new_figure(PAGE, 2.7, heading(entry), handles)
+    figure = new_figure(2.7, entry, handles)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for axis, (name, spec) in zip(figure.subplots(1, 2), specs.items(), strict=True):
         _panel(axis, spec)
@@ -84,11 +88,40 @@ def concept(entry: Entry, files: Files) -> Drawing:
                 axis.text(_PROMPT[0], layer + 0.5, "skipped", color="0.4", ha="center", va="center", bbox=blank)
             axis.text(_KEPT[0], layer + 0.5, "K, V", ha="center", va="center")
         axis.set_yticks([])
-        names = ["prompt\n(thousands of tokens)", "KV\ncache", "answer\n(one token at a time)"]
+        names = ["prompt\n(thousands\nof tokens)", "KV\ncache", "answer\n(one token\nat a time)"]
         axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], names)
         axis.tick_params(length=0, top=False, labeltop=False, labelbottom=True)
         axis.set_xlabel("")
     return Drawing(figure, pd.DataFrame({"variant": specs.keys(), "prompt_layers": [6, 3], "layers": [6, 6]}))
+
+
+def _distillation(axis) -> None:
+    """Draw how a student learns from its teacher: the paper's Figure 1, right."""
+    axis.set(xlim=(0, 1), ylim=(-0.06, 1.05), title="training by distillation")
+    axis.axis("off")
+
+    def box(x: float, y: float, text: str, style: Content) -> None:
+        axis.text(x, y, text, ha="center", va="center", bbox={"boxstyle": "round,pad=0.4", **style})
+
+    def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
+        axis.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "0.35"})
+
+    plain, frozen = {"facecolor": "white", "edgecolor": "0.35"}, {"facecolor": "0.92", "edgecolor": "0.35"}
+    for x, bottom, top in ((0.22, 0.21, 0.53), (0.76, 0.15, 0.59)):
+        arrow((0.49, 0.04), (x, bottom))
+        arrow((x, top), (x, 0.68))
+        arrow((x, 0.78), (0.49, 0.9))
+    box(0.49, 0, "the same chats", plain)
+    box(0.22, 0.38, "teacher:\nunchanged model,\nfrozen", frozen)
+    box(
+        0.76,
+        0.38,
+        "student: SwiftKV\ntrained: $W_q$, $W_k$, $W_v$\nof skipped layers,\nall else frozen",
+        plain | {"linewidth": 2},
+    )
+    box(0.22, 0.73, "logits", plain)
+    box(0.76, 0.73, "logits", plain)
+    box(0.49, 0.96, "KL loss: student's to teacher's", plain)
 
 
 def _panel(axis, spec: SwiftKVSpec) -> None:
@@ -120,9 +153,9 @@ def _panel(axis, spec: SwiftKVSpec) -> None:
         top = (spec.groups[-1].start + total) / 2
         axis.plot((right[0], _RISER, _RISER), (first, first, top), color=_SOURCE, linewidth=4 * thin)
     parts = [part for part in ((0, first), (first, total)) if part[0] < part[1]]
-    names = [f"layers {low} – {high - 1}" for low, high in parts]
-    axis.set_yticks([sum(part) / 2 for part in parts], names, rotation=90, va="center")
+    names = [f"layers\n{low}–{high - 1}" for low, high in parts]
+    axis.set_yticks([sum(part) / 2 for part in parts], names, fontsize=9)
     axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
     axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
     axis.spines[:].set_visible(False)
-    axis.set(xlabel=f"prompt: {first} of {total} layers;\n{len(caches)} of {total} caches", ylim=(0, total))
+    axis.set(xlabel=f"prompts run {first} layers;\n{len(caches)} caches are kept", ylim=(0, total))
