@@ -77,28 +77,22 @@ def test_the_verdict_is_visible_in_a_wide_and_a_narrow_window(page, tmp_path, wi
     assert 0 < left < right <= window and whole <= window
 
 
-@pytest.mark.parametrize("missing", [None, "kl", "start_kl", "first_token_speedup", "passage_kept_percent"])
+DEMO = {"prefill_reduction_percent": 50, "niah-1k": 80, "ttft_reduction_percent": 30, "passage_kept_percent": 88}
+
+
+@pytest.mark.parametrize("missing", [None, *DEMO])
 def test_the_result_of_the_demo_has_no_holes(missing):
-    values = {"prefill_reduction_percent": 50, "passage_kept_percent": 88, "kl": 0.1, "start_kl": 0.2}
-    values |= {"first_token_speedup": 1.5}
     lines = [
-        {
-            "metric": name,
-            "variant": variant,
-            "against": "",
-            "value": str(value),
-            "low": "",
-            "high": "",
-            "text": "50% (l = 4)",
-        }
-        for name, value in values.items()
-        for variant in ("baseline", "swiftkv-50")
-        if name != missing
+        {"metric": name, "variant": variant, "against": "", "value": "" if name == missing else str(value), "n": "25.0"}
+        for variant, numbers in (("baseline", dict.fromkeys(DEMO, 100)), ("swiftkv-50", DEMO))
+        for name, value in numbers.items()
     ]
-    demo = {"title": "A model: the demo", "lines": lines}
-    sentence = result({"demo_quality": demo, "demo_answer": demo})
-    assert bool(sentence) == (missing in (None, "start_kl")) and "n/a" not in sentence
-    assert ("0.200 before training" in sentence) == (missing is None)
+    sentence = result({"demo_result": {"title": "A model: the demo", "lines": lines}})
+    if missing:
+        assert sentence == ""
+    else:
+        numbers = re.findall(r"\d+", sentence)
+        assert sentence.startswith("A model ") and numbers == ["50", "20", "25", "25", "30", "88"]
 
 
 def test_without_artifacts_there_is_no_result(tmp_path):

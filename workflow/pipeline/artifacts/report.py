@@ -73,7 +73,7 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
     if headline:
-        print(headline)
+        print(f"{headline} Open {page}.")
 
 
 def _render(template: str, **values: Any) -> str:
