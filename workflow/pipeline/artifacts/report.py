@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from pipeline.artifacts import Content
@@ -94,6 +95,33 @@ def write_gallery(artifacts: Mapping[str, Artifact], page: Path, folder: str = "
         folder: path of the figures from there, which links their other forms; empty for pictures alone, beside the page.
     """
     write_text(page, _render("gallery.md", artifacts=artifacts, folder=folder))
+
+
+def write_tables(artifacts: Mapping[str, Artifact], page: Path) -> None:
+    """Write a page of Markdown with the paper's tables, each above its published numbers.
+
+    Args:
+        artifacts: tables and figures by name, the contents page among them.
+        page: the file.
+    """
+    contents = artifacts["contents"]["lines"]
+    tables = [_beside_published(line, artifacts) for line in contents if line["item"].startswith("paper's Table")]
+    write_text(page, _render("tables.md", tables=tables))
+
+
+def _beside_published(line: Mapping[str, str], artifacts: Mapping[str, Artifact]) -> dict[str, str]:
+    """Add to a line of the contents page the Markdown of its table and of its published numbers; empty if there are none."""
+    table = {**line, "item": line["item"].removeprefix("paper's "), "ours": "", "published": ""}
+    if made := artifacts.get(line["name"]):
+        text = made["path"].with_suffix(".md").read_text(encoding="utf-8")
+        table["ours"] = text.partition("\n\n")[2]  # without its title
+    published = PROJECT / f"resources/paper/{line['name']}.csv"
+    if published.exists():
+        numbers = pd.DataFrame(read_csv(published))
+        grid = numbers.drop(columns=["source", "note"], errors="ignore")
+        table["published"] = grid.to_markdown(index=False, disable_numparse=True)
+        table["source"] = numbers["source"][0]
+    return table
 
 
 def _records(artifacts: Mapping[str, Artifact]) -> list[Record]:
