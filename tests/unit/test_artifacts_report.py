@@ -14,7 +14,7 @@ from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import result, write_report
 
-MADE = ("table1", "blog_figure1", "contents", "claims")  # of no measurement
+MADE = ("table1", "concept", "blog_figure1", "contents", "claims")  # of no measurement
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,17 @@ def test_the_result_comes_first_and_everything_is_there(page):
         text,
     )
     assert found and 1 < int(found[1]) <= int(found[2]) == int(found[3]) - int(found[4])
-    places = [text.index(f'id="{name}"') for name in ("blog_figure1", "table1", "claims", "contents")]
-    assert text.index(found[0]) < places[0] and places == sorted(places)
+    order = ("concept", "claims", "blog_figure1", "table1", "contents")  # the picture, then by question
+    articles = re.findall(r'<article id="(\w+)">', text)
+    assert articles == list(order)
+    before, _, after = text.partition("</nav>")
+    linked = re.findall(r'href="#(\w+)"', before)
+    assert {*order[1:]} <= {*linked} and all(f'id="{name}"' in after for name in linked)
+    asked = [after.index(question) for question in ("How does it work?</h2>", "Other</h2>")]
+    assert asked == sorted(asked) and before.count("data:image/svg+xml;base64,") == 1
     assert text.count("<details>") >= 8 and "<script" not in text
     links = re.findall(r'href="((?:tables|figures)/[^"]+)"', text)
-    assert len(links) == sum(len(FORMS[form]) for form in ("table", "figure", "table", "table"))
+    assert len(links) == sum(len(FORMS[form]) for form in ("table", "figure", "figure", "table", "table"))
     assert all((page.parent / link).is_file() for link in links)
     assert "](figures/blog_figure1.png)" in (page.parent / "gallery.md").read_text()
 

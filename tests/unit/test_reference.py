@@ -12,6 +12,7 @@ from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
 from pipeline import __main__ as pipeline
+from pipeline.artifacts import report as report_page
 from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.records import Record
 from pipeline.artifacts.report import read_artifacts, result
@@ -257,10 +258,11 @@ def test_the_page_and_the_demo_show_what_the_shipped_records_give(tmp_path, monk
     assert not [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE, "demo")) if why]
     made = read_artifacts(REDRAWN / "local")
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    sentence = result({"claims": {"lines": read_csv(SHIPPED / CLAIMS)}})
+    counts = report_page.verdicts({"claims": {"lines": read_csv(SHIPPED / CLAIMS)}})
+    sentence = f"{result(made)} {counts}"
     assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE], sentence)
     # And the demo says its own.
-    said = result(made)
+    said = result({"demo_result": made["demo_result"]})
     assert "finds 25 of 25 numbers" in said and "(the unchanged model 25)" in said
     shown = {row["metric"]: row["value"] for row in made["demo_result"]["lines"] if row["variant"] != "baseline"}
     for metric in ("ttft_reduction_percent", "passage_kept_percent"):

@@ -50,7 +50,7 @@ def test_the_demo_is_a_part_of_the_local_run():
     assert demo and all(alike[job.outputs] == (job.rule, job.inputs, job.wildcards) for job in demo)
     assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {
         "table1",
-        "demo_wiring",
+        "concept",
         "demo_result",
     }
     assert Counter(job.rule for job in demo)["distill"] == 1

@@ -11,7 +11,7 @@ from pipeline.artifacts.metrics import INPUTS, METRICS
 from pipeline.config.settings import FAMILIES, NamesOrSet, Part
 from swiftkv.section import Names, Section, Share, Text, Unique, Whole, key, nearest
 
-FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "svg", "csv", "json")}
 # Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
 SETS = ("tasks", "bits", "accuracies")
 

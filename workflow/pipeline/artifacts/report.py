@@ -1,4 +1,4 @@
-"""Write one page with every artifact: the result in a sentence, the method, a headline table, claims, tables and figures."""
+"""Write one page with every artifact: the result in a sentence, its picture, contents, claims, tables and figures by question."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_artifacts(results: Path) -> dict[str, Artifact]:
     Each has the keys of its JSON file, as `make_artifact` writes it, and
     * path: of that file; its other forms lie beside it;
     * lines: of its CSV;
-    * body: a table's grids with their notes as HTML, or a figure's picture in base64.
+    * body: a table's grids with their notes as HTML, or a figure's SVG in base64.
 
     Raises:
         UserError: there are none.
@@ -49,7 +49,7 @@ def _artifact(path: Path) -> Artifact:
         grids = read_html(path.with_suffix(".html").read_text(encoding="utf-8"))
         body = Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
     else:
-        body = base64.b64encode(path.with_suffix(".png").read_bytes()).decode()
+        body = base64.b64encode(path.with_suffix(".svg").read_bytes()).decode()
     return about | {"path": path, "lines": read_csv(path.with_suffix(".csv")), "body": body}
 
 
@@ -67,10 +67,8 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     artifacts = read_artifacts(results)
     records, headline = _records(artifacts), result(artifacts)
     origin = provenance(records)
-    write_text(
-        page,
-        _render("report.html", result=headline, origin=origin, artifacts=artifacts, verdicts=VERDICTS, forms=FORMS),
-    )
+    values = {"result": headline, "counts": verdicts(artifacts), "origin": origin, "artifacts": artifacts}
+    write_text(page, _render("report.html", **values, verdicts=VERDICTS, forms=FORMS))
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
     if headline:
@@ -82,8 +80,13 @@ def _render(template: str, **values: Any) -> str:
 
 
 def result(artifacts: Mapping[str, Artifact]) -> str:
-    """Return the result of the claims, or else of the demo, in a sentence or two; empty if neither is among `artifacts`."""
+    """Return the speed and quality of a run, or else of the demo, in a sentence or two; empty if neither is among `artifacts`."""
     return " ".join(_render("result.txt", artifacts=artifacts).split())
+
+
+def verdicts(artifacts: Mapping[str, Artifact]) -> str:
+    """Return how many claims have each verdict, in sentences; empty if claims are not among `artifacts`."""
+    return " ".join(_render("verdicts.txt", artifacts=artifacts).split())
 
 
 def write_gallery(artifacts: Mapping[str, Artifact], page: Path, folder: str = "") -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.metrics import some
-from pipeline.artifacts.report import Artifact, read_artifacts, result, write_gallery, write_tables
+from pipeline.artifacts.report import Artifact, read_artifacts, result, verdicts, write_gallery, write_tables
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, inputs, records
 from pipeline.stages import STAGES
@@ -147,7 +147,7 @@ def show(results: Path, root: Path) -> str:
         write_tables(made, scratch / TABLES)
     text = (root / PAGE).read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    part = page_part(made[FIGURE], made[TABLE], result(made))
+    part = page_part(made[FIGURE], made[TABLE], f"{result(made)} {verdicts(made)}")
     (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
     return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
 
