@@ -179,7 +179,9 @@ def test_one_layer_has_none_to_skip(tmp_path):
         advised(tmp_path, LLAMA | {"num_hidden_layers": 1}, GPU)
 
 
-@pytest.mark.parametrize(("profile", "name"), [("gpu", "llama-3.1-8b"), ("local", "smollm2-135m"), ("local", "demo")])
+@pytest.mark.parametrize(
+    ("profile", "name"), [("gpu", "llama-3.1-8b"), ("local", "smollm2-135m"), ("local", "speed_and")]
+)
 def test_an_output_with_the_name_of_a_model_or_table_is_refused(tmp_path, profile, name):
     with refused(f"{name!r}.*OUTPUT="):
         advised(tmp_path, LLAMA, read_profile(profile), f"{name}.yaml")

@@ -16,9 +16,11 @@ from matplotlib.text import Text
 from tests.unit.artifact_helpers import ROOT
 
 from pipeline.artifacts.frame import COLUMNS
+from pipeline.artifacts.published import read_csv
+from pipeline.artifacts.report import read_artifacts, write_tables
 from pipeline.run.compare import folder, verdicts
 from pipeline.run.jobs import read_config, read_profile
-from pipeline.run.reference_run import REDRAWN, redraw
+from pipeline.run.reference_run import GALLERY, REDRAWN, TABLES, redraw
 
 KEPT = Path(__file__).parents[1] / "golden/redrawn.json.xz"
 COMPARED = (*COLUMNS[: COLUMNS.index("text")], "status")
@@ -79,6 +81,20 @@ def test_numbers_are_those_that_are_kept(redrawn):
         assert len(now) == len(lines), name
         for line, before in zip(now, lines, strict=True):
             assert all(map(close, line.split("|"), before.split("|"))), (name, line, before)
+
+
+def test_the_gallery_s_tables_are_those_of_the_shipped_records(place, tmp_path):
+    write_tables(read_artifacts(place), tmp_path / TABLES)
+    text = (tmp_path / TABLES).read_text(encoding="utf-8")
+    assert text == (ROOT / GALLERY / TABLES).read_text(encoding="utf-8")
+    for name in ("table1", "table2", "table4", "table5", "table6", "table7", "tableB1", "tableC1", "tableD1"):
+        _, _, part = text.partition(f'<a id="{name}">')
+        part = part.partition("<a id=")[0]
+        published = read_csv(ROOT / f"resources/paper/{name}.csv")
+        rows = [{cell.strip() for cell in line.split("|")} for line in part.splitlines() if line.startswith("|")]
+        assert all(
+            any({*row.values()} - {row["source"], row.get("note")} <= cells for cells in rows) for row in published
+        )
 
 
 def test_verdicts_and_their_reasons_are_those_that_are_shipped(place):

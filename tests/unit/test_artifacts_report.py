@@ -14,7 +14,7 @@ from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import result, write_report
 
-MADE = ("table1", "blog_figure1", "contents", "claims")  # of no measurement
+MADE = ("table1", "concept", "blog_figure1", "contents", "claims")  # of no measurement
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,17 @@ def test_the_result_comes_first_and_everything_is_there(page):
         text,
     )
     assert found and 1 < int(found[1]) <= int(found[2]) == int(found[3]) - int(found[4])
-    places = [text.index(f'id="{name}"') for name in ("blog_figure1", "table1", "claims", "contents")]
-    assert text.index(found[0]) < places[0] and places == sorted(places)
+    order = ("concept", "claims", "blog_figure1", "table1", "contents")  # the picture, then by question
+    articles = re.findall(r'<article id="(\w+)">', text)
+    assert articles == list(order)
+    before, _, after = text.partition("</nav>")
+    linked = re.findall(r'href="#(\w+)"', before)
+    assert {*order[1:]} <= {*linked} and all(f'id="{name}"' in after for name in linked)
+    asked = [after.index(question) for question in ("How does it work?</h2>", "Other</h2>")]
+    assert asked == sorted(asked) and before.count("data:image/svg+xml;base64,") == 1
     assert text.count("<details>") >= 8 and "<script" not in text
     links = re.findall(r'href="((?:tables|figures)/[^"]+)"', text)
-    assert len(links) == sum(len(FORMS[form]) for form in ("table", "figure", "table", "table"))
+    assert len(links) == sum(len(FORMS[form]) for form in ("table", "figure", "figure", "table", "table"))
     assert all((page.parent / link).is_file() for link in links)
     assert "](figures/blog_figure1.png)" in (page.parent / "gallery.md").read_text()
 
@@ -77,28 +83,22 @@ def test_the_verdict_is_visible_in_a_wide_and_a_narrow_window(page, tmp_path, wi
     assert 0 < left < right <= window and whole <= window
 
 
-@pytest.mark.parametrize("missing", [None, "kl", "start_kl", "first_token_speedup", "passage_kept_percent"])
+DEMO = {"prefill_reduction_percent": 50, "niah-1k": 80, "ttft_reduction_percent": 30, "passage_kept_percent": 88}
+
+
+@pytest.mark.parametrize("missing", [None, *DEMO])
 def test_the_result_of_the_demo_has_no_holes(missing):
-    values = {"prefill_reduction_percent": 50, "passage_kept_percent": 88, "kl": 0.1, "start_kl": 0.2}
-    values |= {"first_token_speedup": 1.5}
     lines = [
-        {
-            "metric": name,
-            "variant": variant,
-            "against": "",
-            "value": str(value),
-            "low": "",
-            "high": "",
-            "text": "50% (l = 4)",
-        }
-        for name, value in values.items()
-        for variant in ("baseline", "swiftkv-50")
-        if name != missing
+        {"metric": name, "variant": variant, "against": "", "value": "" if name == missing else str(value), "n": "25.0"}
+        for variant, numbers in (("baseline", dict.fromkeys(DEMO, 100)), ("swiftkv-50", DEMO))
+        for name, value in numbers.items()
     ]
-    demo = {"title": "A model: the demo", "lines": lines}
-    sentence = result({"demo_quality": demo, "demo_answer": demo})
-    assert bool(sentence) == (missing in (None, "start_kl")) and "n/a" not in sentence
-    assert ("0.200 before training" in sentence) == (missing is None)
+    sentence = result({"demo_result": {"title": "A model: the demo", "lines": lines}})
+    if missing:
+        assert sentence == ""
+    else:
+        numbers = re.findall(r"\d+", sentence)
+        assert sentence.startswith("A model ") and numbers == ["50", "20", "25", "25", "30", "88"]
 
 
 def test_without_artifacts_there_is_no_result(tmp_path):

@@ -66,15 +66,23 @@ def test_a_run_that_would_measure_beside_other_programs_says_so(progress, monkey
     assert ("keep 1.2 cores busy" in progress.beginning()) == said
 
 
-def test_the_summary_has_times_by_rule_and_a_place_to_look(progress, clock):
+def test_the_summary_has_times_by_rule(progress, clock):
     for number, seconds in ((OTHER, 1), (TRAIN, 660), (SCORE, 150), (TABLE, 3)):
         progress.start(number)
         clock.now += seconds
         progress.finish(number)
-    first, rules, look = (" ".join(line.split()) for line in progress.summary())
+    first, rules = (" ".join(line.split()) for line in progress.summary())
     assert first.startswith("Done after 14 min: 4 of 4 steps, 2 of 2 tables and figures made")
     assert rules == "time distill 11 min; fidelity 2 min; table 3 s; figure 1 s"
-    assert look == "look first r/figure1.png"
+
+
+def test_a_run_names_the_place_to_look_only_where_there_is_one(progress):
+    progress.start(OTHER)
+    progress.finish(OTHER)
+    assert progress.summary()[-1].split() == ["look", "first", "r/figure1.png"]
+    progress.start(TABLE)
+    progress.finish(TABLE)
+    assert not any("look first" in line for line in progress.summary())
 
 
 # Snakemake's events

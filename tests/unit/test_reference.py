@@ -11,6 +11,7 @@ from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
 from pipeline import __main__ as pipeline
+from pipeline.artifacts import report as report_page
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.published import read_csv
 from pipeline.artifacts.report import read_artifacts, result
@@ -27,9 +28,9 @@ FIDELITY = f"fidelity/{SMOL}/swiftkv-50/auto.json"
 TRAINING = f"training/{SMOL}/swiftkv-50.json"
 SIMILARITY = f"similarity/{SMOL}.json"
 SERVING = f"serving/batch-6k/{SMOL}/swiftkv-50/auto.json"
-ANSWER = f"serving/answer/{SMOL}/swiftkv-33-tuned-quarter/auto.json"
+LATENCY = f"serving/first-1k/{SMOL}/swiftkv-33-tuned-quarter/auto.json"
 READING = f"reading/{SMOL}/swiftkv-33-tuned-quarter.json"
-FEW = (READING, SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
+FEW = (READING, SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, LATENCY)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def elsewhere(run):
     put(run[READING], "result.members.1.tasks.squad.bits.3", lambda bits: bits + 2)
     put(run[SERVING], "result.samples_seconds", lambda samples: [2 * each for each in samples])
     put(run[SERVING], "result.baseline_samples_seconds", lambda samples: [2.2 * each for each in samples])
-    put(run[ANSWER], "result.answers.text.0", "Another answer")
+    put(run[LATENCY], "result.rates.0.ttft_ms.median", lambda median: 2 * median)
     return run
 
 
@@ -200,8 +201,8 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
 
 def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
     only = set(inputs(typed(scale("local")), ["demo"]))
-    assert {SIMILARITY, ANSWER} < only and SCORE not in only
-    assert compare(SHIPPED, SHIPPED, only).records == 4
+    assert {SIMILARITY, READING, LATENCY} < only and SCORE not in only
+    assert compare(SHIPPED, SHIPPED, only).records == len(only) == 6
     with refused("no reference run is shipped for this scale"):
         compare(tmp_path / "none", tmp_path)
     with refused("has none of the"):
@@ -279,10 +280,12 @@ def test_the_page_and_the_demo_show_what_the_shipped_records_give(tmp_path, monk
     assert not [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE, "demo")) if why]
     made = read_artifacts(REDRAWN / "local")
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    sentence = result({"claims": {"lines": read_csv(SHIPPED / CLAIMS)}})
+    counts = report_page.verdicts({"claims": {"lines": read_csv(SHIPPED / CLAIMS)}})
+    sentence = f"{result(made)} {counts}"
     assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE], sentence)
     # And the demo says its own.
-    closeness = read_json(SHIPPED / FIDELITY.replace("swiftkv-50", "swiftkv-33-tuned-quarter"))
-    numbers = closeness["spec"]["num_key_value_layers"], closeness["result"]["kl"]["value"]
-    said = result(made)
-    assert f"l = {numbers[0]}" in said and f" {numbers[1]:.3f} " in said and "n/a" not in said
+    said = result({"demo_result": made["demo_result"]})
+    assert "finds 25 of 25 numbers" in said and "(the unchanged model 25)" in said
+    shown = {row["metric"]: row["value"] for row in made["demo_result"]["lines"] if row["variant"] != "baseline"}
+    for metric in ("ttft_reduction_percent", "passage_kept_percent"):
+        assert f" {float(shown[metric]):.0f} % [" in said

@@ -1,7 +1,7 @@
 """Tables and figures: one rule each, for every entry of artifacts.yaml.
 
 REQUIRED INPUTS: what the entry's columns or kind need (workflow/pipeline/artifacts/entry.py), resources/paper/*.csv
-OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html,json}, <results>/figures/{artifact}.{pdf,png,csv,json},
+OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html,json}, <results>/figures/{artifact}.{pdf,png,svg,csv,json},
     <results>/report.html, <results>/gallery.md
 """
 
@@ -48,6 +48,7 @@ use rule table as figure with:
     output:
         pdf="<results>/figures/{artifact}.pdf",
         png=in_report("<results>/figures/{artifact}.png"),
+        svg="<results>/figures/{artifact}.svg",
         csv="<results>/figures/{artifact}.csv",
         json="<results>/figures/{artifact}.json",
     log:

@@ -121,10 +121,11 @@ def handle(label: str, *, box: bool = False, **style: Any) -> Any:
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, Path]) -> None:
-    """Write the picture as "pdf" and "png" (300 dpi); equal input gives equal bytes."""
-    for form, dated in (("pdf", ("CreationDate", "Creator", "Producer")), ("png", ("Software",))):
+    """Write the picture as "pdf", "svg" and "png" (300 dpi); equal input gives equal bytes."""
+    dated = {"pdf": ("CreationDate", "Creator", "Producer"), "svg": ("Date", "Creator"), "png": ("Software",)}
+    for form, keys in dated.items():
         with atomic_path(outputs[form]) as scratch:
-            drawing.figure.savefig(scratch, format=form, metadata=dict.fromkeys(dated))
+            drawing.figure.savefig(scratch, format=form, metadata=dict.fromkeys(keys))
 
 
 class Bar(NamedTuple):

@@ -11,7 +11,7 @@ from pipeline.artifacts.metrics import INPUTS, METRICS
 from pipeline.config.settings import FAMILIES, NamesOrSet, Part
 from swiftkv.section import Names, Section, Share, Text, Unique, Whole, key, nearest
 
-FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "svg", "csv", "json")}
 # Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
 SETS = ("tasks", "bits", "accuracies")
 
@@ -35,8 +35,8 @@ class Panel(Section):
 
     caption: Text | None = key("What it shows.", None)
     columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
-    rows: Literal["measured", "differences", "questions", "statements", "points"] = key(
-        "A row a variant; differences to a reference of the same questions and chats; a row a question; what the sources state "
+    rows: Literal["measured", "differences", "statements", "points"] = key(
+        "A row a variant; differences to a reference of the same questions and chats; what the sources state "
         "of the artifact; or a row a model and point, with a column a variant.",
         "measured",
     )

@@ -1,4 +1,4 @@
-"""Write one page with every artifact: the result in a sentence, the method, a headline table, claims, tables and figures."""
+"""Write one page with every artifact: the result in a sentence, its picture, contents, claims, tables and figures by question."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from pipeline.artifacts import Content
@@ -28,7 +29,7 @@ def read_artifacts(results: Path) -> dict[str, Artifact]:
     Each has the keys of its JSON file, as `make_artifact` writes it, and
     * path: of that file; its other forms lie beside it;
     * lines: of its CSV;
-    * body: a table's grids with their notes as HTML, or a figure's picture in base64.
+    * body: a table's grids with their notes as HTML, or a figure's SVG in base64.
 
     Raises:
         UserError: there are none.
@@ -48,7 +49,7 @@ def _artifact(path: Path) -> Artifact:
         grids = read_html(path.with_suffix(".html").read_text(encoding="utf-8"))
         body = Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
     else:
-        body = base64.b64encode(path.with_suffix(".png").read_bytes()).decode()
+        body = base64.b64encode(path.with_suffix(".svg").read_bytes()).decode()
     return about | {"path": path, "lines": read_csv(path.with_suffix(".csv")), "body": body}
 
 
@@ -66,14 +67,12 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     artifacts = read_artifacts(results)
     records, headline = _records(artifacts), result(artifacts)
     origin = provenance(records)
-    write_text(
-        page,
-        _render("report.html", result=headline, origin=origin, artifacts=artifacts, verdicts=VERDICTS, forms=FORMS),
-    )
+    values = {"result": headline, "counts": verdicts(artifacts), "origin": origin, "artifacts": artifacts}
+    write_text(page, _render("report.html", **values, verdicts=VERDICTS, forms=FORMS))
     write_gallery(artifacts, gallery, "figures/")
     print(f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements")
     if headline:
-        print(headline)
+        print(f"{headline} Open {page}.")
 
 
 def _render(template: str, **values: Any) -> str:
@@ -81,8 +80,13 @@ def _render(template: str, **values: Any) -> str:
 
 
 def result(artifacts: Mapping[str, Artifact]) -> str:
-    """Return the result of the claims, or else of the demo, in a sentence or two; empty if neither is among `artifacts`."""
+    """Return the speed and quality of a run, or else of the demo, in a sentence or two; empty if neither is among `artifacts`."""
     return " ".join(_render("result.txt", artifacts=artifacts).split())
+
+
+def verdicts(artifacts: Mapping[str, Artifact]) -> str:
+    """Return how many claims have each verdict, in sentences; empty if claims are not among `artifacts`."""
+    return " ".join(_render("verdicts.txt", artifacts=artifacts).split())
 
 
 def write_gallery(artifacts: Mapping[str, Artifact], page: Path, folder: str = "") -> None:
@@ -94,6 +98,33 @@ def write_gallery(artifacts: Mapping[str, Artifact], page: Path, folder: str = "
         folder: path of the figures from there, which links their other forms; empty for pictures alone, beside the page.
     """
     write_text(page, _render("gallery.md", artifacts=artifacts, folder=folder))
+
+
+def write_tables(artifacts: Mapping[str, Artifact], page: Path) -> None:
+    """Write a page of Markdown with the paper's tables, each above its published numbers.
+
+    Args:
+        artifacts: tables and figures by name, the contents page among them.
+        page: the file.
+    """
+    contents = artifacts["contents"]["lines"]
+    tables = [_beside_published(line, artifacts) for line in contents if line["item"].startswith("paper's Table")]
+    write_text(page, _render("tables.md", tables=tables))
+
+
+def _beside_published(line: Mapping[str, str], artifacts: Mapping[str, Artifact]) -> dict[str, str]:
+    """Add to a line of the contents page the Markdown of its table and of its published numbers; empty if there are none."""
+    table = {**line, "item": line["item"].removeprefix("paper's "), "ours": "", "published": ""}
+    if made := artifacts.get(line["name"]):
+        text = made["path"].with_suffix(".md").read_text(encoding="utf-8")
+        table["ours"] = text.partition("\n\n")[2]  # without its title
+    published = PROJECT / f"resources/paper/{line['name']}.csv"
+    if published.exists():
+        numbers = pd.DataFrame(read_csv(published))
+        grid = numbers.drop(columns=["source", "note"], errors="ignore")
+        table["published"] = grid.to_markdown(index=False, disable_numparse=True)
+        table["source"] = numbers["source"][0]
+    return table
 
 
 def _records(artifacts: Mapping[str, Artifact]) -> list[Record]:

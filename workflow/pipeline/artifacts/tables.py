@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -151,7 +150,7 @@ def print_panels(shown: Shown) -> Table:
     """Print the panels of an entry."""
     entry, printed = shown.entry, []
     printers = {
-        "measured": _measured, "differences": _differences, "questions": _questions, "statements": _statements,
+        "measured": _measured, "differences": _differences, "statements": _statements,
         "points": _by_point,
     }  # fmt: skip
     for panel in entry["panels"]:
@@ -261,13 +260,6 @@ def _difference(shown: Shown, row: Row | None) -> str:
         return MISSING
     noise = row["low"] is None or row["low"] <= 0 <= row["high"]
     return " ".join(filter(None, [IN_NOISE * noise, shown.interval(row, "+"), row["text"]]))
-
-
-def _questions(shown: Shown, panel: Panel) -> Grid:
-    """Return a row a question with its accepted answers, a column a variant."""
-    cells = shown.of("answer").pivot(index=["at", "part"], columns="variant", values="text")
-    cells = cells.rename(columns=partial(label, shown.entry))
-    return Grid(cells.reset_index("part", names=["", "Question,\naccepted answers"]))
 
 
 def _statements(shown: Shown, panel: Panel) -> Grid:

@@ -66,7 +66,7 @@ artifacts:
   {table}:
     kind: table
     source: ours
-    section: 7 Beyond the paper
+    section: 5 Other
     title: quality with SingleInputKV and AcrossKV
     caption: Table 2 of another model.
     models: [{name}]

@@ -18,7 +18,7 @@ from swiftkv.io import text_of
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
-FIRST = ("claims", "panel", "contents", "demo_answer")  # artifacts to look at first
+FIRST = ("claims", "panel", "contents")  # artifacts to look at first
 LATE = 0.1  # share of a step's estimate that it has left once it takes longer than that
 LONG = 60  # estimated seconds from which on a step has a line when it begins
 LONGEST = 160  # characters of a step's last line of output
@@ -122,7 +122,7 @@ class Progress:
         if spent:
             lines.append(f"  time        {'; '.join(f'{rule} {duration(took)}' for rule, took in spent.most_common())}")
         pages = [self.jobs[number] for number in self.took if self.jobs[number].rule == PAGE]
-        if first := pages + ([job for job in made if job.wildcards[ARTIFACT] in FIRST] or made[-1:]):
+        if first := pages + ([job for job in made if job.wildcards[ARTIFACT] in FIRST] or made * (len(made) == 1)):
             lines.append(f"  look first  {', '.join(map(_shown, first))}")
         return lines
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.metrics import some
-from pipeline.artifacts.report import Artifact, read_artifacts, result, write_gallery
+from pipeline.artifacts.report import Artifact, read_artifacts, result, verdicts, write_gallery, write_tables
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, inputs, records
 from pipeline.stages import STAGES
@@ -24,6 +24,7 @@ REDRAWN = Path("results/reference")
 PAGE, GALLERY = Path("docs/reproduced.md"), Path("docs/gallery")
 FIGURE, TABLE = "headline", "speed_and_quality"  # shown on the page
 BEGIN, END = "<!-- `make reference` writes what follows -->\n", "<!-- until here -->\n"
+TABLES = "tables.md"  # in the gallery: the paper's
 WIDTH, COLORS = 1200, 128  # of pictures for a screen
 
 
@@ -131,7 +132,7 @@ def show(results: Path, root: Path) -> str:
         UserError: the page's figure or table was not made.
     """
     made = read_artifacts(results)
-    if lacking := {FIGURE, TABLE, "claims"} - made.keys():
+    if lacking := {FIGURE, TABLE, "claims", "contents"} - made.keys():
         raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {PAGE} shows; make it first")
     figures = {name: artifact for name, artifact in made.items() if artifact["form"] == "figure"}
     with atomic_path(root / GALLERY) as scratch:
@@ -143,9 +144,10 @@ def show(results: Path, root: Path) -> str:
             # An octree keeps the colors of small marks, which a median cut averages away.
             small.quantize(COLORS, Image.Quantize.FASTOCTREE).save(scratch / f"{name}.png", optimize=True)
         write_gallery(figures, scratch / "README.md")
+        write_tables(made, scratch / TABLES)
     text = (root / PAGE).read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    part = page_part(made[FIGURE], made[TABLE], result(made))
+    part = page_part(made[FIGURE], made[TABLE], f"{result(made)} {verdicts(made)}")
     (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
     return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
 

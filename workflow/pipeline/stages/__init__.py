@@ -95,7 +95,7 @@ STAGES = {
     "figure": Stage(
         "figures/{artifact}.csv",
         "pipeline.artifacts.make:make_artifact",
-        more=("figures/{artifact}.pdf", "figures/{artifact}.png", "figures/{artifact}.json"),
+        more=("figures/{artifact}.pdf", "figures/{artifact}.png", "figures/{artifact}.svg", "figures/{artifact}.json"),
         local=True,
     ),
     "report_page": Stage("report.html", "pipeline.artifacts.report:write_report", more=("gallery.md",), local=True),
