@@ -12,7 +12,7 @@ from tests.unit.artifact_helpers import ROOT, scale, typed
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
-from pipeline.artifacts.report import result, write_report
+from pipeline.artifacts.report import read_artifacts, result, write_report
 
 MADE = ("table1", "concept", "blog_figure1", "contents", "claims")  # of no measurement
 
@@ -105,3 +105,13 @@ def test_without_artifacts_there_is_no_result(tmp_path):
     assert result({}) == ""
     with refused("nothing is made yet"):
         write_report(tmp_path, tmp_path / "a", tmp_path / "b")
+
+
+def test_artifacts_of_a_version_with_fewer_forms_are_not_made(page):
+    older = page.parent / "figures/blog_figure1.svg"
+    content = older.read_bytes()
+    older.unlink()
+    try:
+        assert "blog_figure1" not in read_artifacts(page.parent)
+    finally:
+        older.write_bytes(content)
