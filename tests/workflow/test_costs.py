@@ -59,8 +59,8 @@ def test_the_paper_scale_is_planned():
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
     assert re.search(r"\ndistill +46 +4 nodes of 8 GPUs, 96 cores, 880 GB, 24 h ", text)
-    assert re.search(r"\nmeasure +83 +8 GPUs, 96 cores, ", text)
-    assert re.search(r"\nProfile slurm: 702 cluster jobs and 53 small ones", text)
+    assert re.search(r"\nmeasure +85 +8 GPUs, 96 cores, ", text)
+    assert re.search(r"\nProfile slurm: 690 cluster jobs and 55 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
 
 
