@@ -104,6 +104,27 @@ def test_verdicts_and_their_reasons_are_those_that_are_shipped(place):
         assert [line["verdict"], line["reason"]] == [shipped[name]["verdict"], shipped[name]["reason"]], name
 
 
+def test_the_readme_has_the_numbers_of_the_records(redrawn):
+    def number(table, variant, metric, against=""):
+        rows = (
+            row
+            for row in redrawn[table]
+            if (row["variant"], row["metric"], row["against"]) == (variant, metric, against)
+        )
+        return float(next(rows)["value"])
+
+    def cells(variant, tuned):
+        speed, limit = (number("figures/headline.csv", variant, metric) for metric in ("speedup", "speedup_limit"))
+        kept = [number("figures/headline.csv", name, "passage_kept_percent") for name in (variant, tuned)]
+        lost = number("tables/panel.csv", "baseline", "average", against=variant)
+        return [f"{speed:.2f}× (possible: {limit:.2f}×)", *(f"{share:.0f} %" for share in kept), f"{lost:.0f} points"]
+
+    lines = (ROOT / "README.md").read_text().partition("| SmolLM2-135M")[2].splitlines()[2:6]
+    shown = [line.strip("|").split("|")[2:] for line in lines]
+    for column, variants in enumerate((("swiftkv-33", "swiftkv-33-tuned"), ("swiftkv-50", "swiftkv-50-tuned"))):
+        assert [row[column].strip() for row in shown] == cells(*variants)
+
+
 def test_every_number_says_where_it_is_from(redrawn):
     for name, table in redrawn.items():
         for row in table:
