@@ -32,6 +32,6 @@ def test_a_figure_is_made_in_another_workflow(tmp_path, monkeypatch):
     assert reported.returncode == 0, reported.stderr[-2000:]
     with zipfile.ZipFile(tmp_path / "report.zip") as report:
         assert any(name.endswith("/figure1.png") for name in report.namelist())
-        assert "1 Method" in report.read("report/report.html").decode()
+        assert "1 How does it work?" in report.read("report/report.html").decode()
     planned = snakemake("--dry-run", *words, "--", "swiftkv_figure4")
     assert planned.returncode == 0 and "rule swiftkv_measure_" in planned.stdout + planned.stderr

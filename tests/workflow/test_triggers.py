@@ -10,7 +10,7 @@ from pipeline.config import load
 from pipeline.run.jobs import dry_run
 
 RECIPES = load()["recipes"]
-FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
+FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png", ".svg"}
 SIZES = (ROOT / "resources/architectures/llama-3.2-1b.json").read_text()
 DRAWN = {"table", "figure", "report_page"}
 MODEL = "results/smoke/models/mine/source.json"
