@@ -89,6 +89,14 @@ def test_every_form_is_the_whole_checkpoint(name, made, tmp_path):
     assert [file.name for file in own] == ["swiftkv.safetensors"]
 
 
+def test_the_same_weights_are_the_same_bytes(made, tmp_path):
+    model, files = made(), set()
+    for _ in range(12):
+        save_model(model, tmp_path / "linked", base=tmp_path / "base")
+        files.add((tmp_path / "linked/swiftkv.safetensors").read_bytes())
+    assert len(files) == 1 and load_swiftkv(tmp_path / "linked")
+
+
 def test_links_are_relative_to_a_base_that_is_named_so(made, tmp_path, monkeypatch):
     model, here = made(), tmp_path / "here"
     shutil.copytree(tmp_path / "base", here / "base")

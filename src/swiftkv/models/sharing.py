@@ -39,7 +39,18 @@ def share(tensors: dict[str, torch.Tensor], folder: Path, base: Path, place: Pat
     """
     known = {name: digest(file) for name, file in _weight_files(base).items()}
     save_file(tensors, folder / ADDED, metadata={"format": "pt", "base": json.dumps(known)})
+    _order_metadata(folder / ADDED)
     _link(folder, base, place)
+
+
+def _order_metadata(file: Path) -> None:
+    """Sort the metadata of a safetensors file, which `save_file` writes in another order in each run."""
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        opened.seek(8)
+        opened.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def attach(base: Path, added: Path, output: Path) -> None:
