@@ -16,7 +16,7 @@ from swiftkv.io import read_json
 def readme():
     """What README says becomes of an own model: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]
+    table = re.search(r"TARGETS=(\w+)", section)[1]
     return Path(f"tables/{table}.md"), Path(re.search(r"vllm serve results/(\S+)", section, re.MULTILINE)[1])
 
 
