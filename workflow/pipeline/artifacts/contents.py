@@ -160,6 +160,8 @@ def _further(config: Config, entry: Entry) -> Content:
                 raise UserError(f"artifacts.{name}: the question {question!r} is not among early_exit.questions")
     if kind in ("wiring", "headline"):
         return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
+    if kind == "curves":
+        return {"published_models": models_of(config, entry.get("published_models", []))}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     return _judged_on(config) if kind == "claims" else {}
@@ -278,7 +280,7 @@ def check(config: Config) -> None:
 
 
 def _check_part(config: Config, part: Entry, place: str) -> None:
-    for role in part.get("models", []):
+    for role in [*part.get("models", []), *part.get("published_models", [])]:
         if role not in (known := {**config.roles, **config.models}):
             like = nearest(role, known)
             raise UserError(

@@ -71,7 +71,7 @@ class Entry(Section):
 
 
 class Table(Entry):
-    """Rows of variants, columns of metrics; or curves over training tokens: each part a curve, each column a panel."""
+    """Rows of variants, columns of metrics; or curves: each part a curve, each column a panel."""
 
     models: Names | None = key("By role, or a model's own name.", None)
     variants: NamesOrSet | None = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.", None)
@@ -80,6 +80,10 @@ class Table(Entry):
     tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
     panels: Listed[Panel] = key("The grids that are printed.")
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
+    over: Literal["training_tokens", "prefill_reduction_percent"] = key(
+        "The horizontal axis of curves.", "training_tokens"
+    )
+    published_models: Names = key("Models of which curves of published averages are drawn, too.", [])
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
@@ -188,7 +192,7 @@ KINDS = {
     "forward": Kind("figure", Served, "speed:forward", ("serving",), {"models": 1, "points": 1}),
     "similarity": Kind("figure", Variants, "layers:similarity", ("similarity",)),
     "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
-    "tokens": Kind("figure", Table, "tokens:make", ("training", "fidelity", "reading", "scores")),
+    "curves": Kind("figure", Table, "curves:make", ("training", "fidelity", "reading", "scores")),
     "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "headline": Kind("figure", Headline, "headline:make", ("serving", "reading"), {"models": 1, "points": 1}),
     "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),

@@ -46,12 +46,12 @@ def derived(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Se
     specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
     read = {model for model, *_, measure in found if measure == "reading"}
     for case in cases:
-        yield from _reductions(entry, case, specs.get((case.model, case.variant)))
+        yield from reductions(entry, case, specs.get((case.model, case.variant)))
         yield from average(case, tasks, found)
         if case.model in read and case.unchanged:  # what others are shares of
             yield from (cells(metric, exact(100), **case._asdict() | {"source": "arithmetic"}) for metric in PASSAGES)
     for first, second in itertools.permutations(cases, 2):
-        yield from _differences(entry, first, second, tasks, found)
+        yield from differences(entry, first, second, tasks, found)
 
 
 def by_case(records: Sequence[Record]) -> RecordsByCase:
@@ -59,7 +59,7 @@ def by_case(records: Sequence[Record]) -> RecordsByCase:
     return {(*record.case, record.what if record.measure == "score" else record.measure): record for record in records}
 
 
-def _reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[Row]:
+def reductions(entry: Entry, case: Case, measured: Content | None) -> Iterator[Row]:
     """The share of layers that a prompt skips, and of the baseline's bfloat16 cache that is saved; FP8 halves what is left.
 
     Scales are not counted, as in the paper. The cache of a variant with KV heads of its own depends on the teacher's, which
@@ -114,7 +114,7 @@ def average(case: Case, tasks: Sequence[str], found: RecordsByCase) -> Iterator[
         yield cells("average", mean.scaled(100), **case._asdict(), n=len(tasks), file=_files(found, [case], tasks))
 
 
-def _differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], found: RecordsByCase) -> Iterator[Row]:
+def differences(entry: Entry, first: Case, second: Case, tasks: Sequence[str], found: RecordsByCase) -> Iterator[Row]:
     """First minus second on the same questions and chats, in the unit of each score; `text` has the answers that changed."""
     both = (first, second)
     against = {"against_model": second.model, "against": second.variant, "against_kv_cache": second.kv_cache}
