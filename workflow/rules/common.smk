@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
+from pipeline import shipped
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.config import FILES, load_yaml
@@ -28,11 +29,6 @@ try:
     scale = checked(config)
 except UserError as error:
     sys.exit(f"error: {error}")
-
-
-def in_project(path):
-    """A file that the project ships, also where the workflow runs in another directory."""
-    return f"{PROJECT}/{path}" if path.startswith("resources/") and not os.path.exists(path) else path
 
 
 def pattern(names):
@@ -250,7 +246,7 @@ def model_file(w):
     """The resolved model; where nothing but its dimensions is needed, the file of those."""
     architecture = scale.models[w.model].architecture
     if serves_dummy(w) and architecture:
-        return in_project(architecture)
+        return shipped(architecture)
     return f"<results>/models/{w.model}/source.json"
 
 
@@ -311,7 +307,7 @@ def files_of_artifact(w):
     """The measurement and published files an artifact is made of, by name."""
     contents.check_made(scale, w.artifact)
     needed = contents.needs(scale, w.artifact).items()
-    return {name: [in_project(path) for path in paths] for name, paths in needed}
+    return {name: [shipped(path) for path in paths] for name, paths in needed}
 
 
 def entry_json(w):

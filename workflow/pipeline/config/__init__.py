@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator
 
+from pipeline import PROJECT
 from pipeline.config.checks import check_references
 from pipeline.config.planning import Planning
 from pipeline.config.points import Answer, Latency, Requests, Serving
@@ -37,7 +38,6 @@ from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
-PROJECT = Path(__file__).resolve().parents[3]
 # Of every scale, each laid over those before it; then come a profile's.
 FILES = [PROJECT / name for name in ("config.yaml", "config/beyond.yaml", "config/planning.yaml", "artifacts.yaml")]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Tag, model_validator
+from pydantic import AfterValidator, Tag, model_validator
 
+from pipeline import shipped
 from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
 
 
@@ -25,7 +26,7 @@ class HubModel(Hub):
 class LocalModel(Section):
     """A checkpoint folder, or one with a tokenizer."""
 
-    local: Text = key("A folder on this machine.")
+    local: Annotated[Text, AfterValidator(shipped)] = key("A folder on this machine.")
 
 
 class Shape(Section):
