@@ -28,7 +28,7 @@ class Architecture:
         fitted: projections that a fitted start replaces.
         decoder_layer: vLLM's layer, as module and class in `vllm.model_executor.models`.
         reads_head_dim: whether that layer reads `head_dim`.
-        not_served: why its rewired form cannot be served (docs/inside/plugin.md); empty if it can.
+        not_served: why its rewired form cannot be served (docs/develop/plugin.md); empty if it can.
     """
 
     classes: str

