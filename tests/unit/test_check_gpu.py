@@ -23,44 +23,17 @@ GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
 IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
 TRAINING = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_second": 1.0, "tflops": 400,
             "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
-# By judgement: what passes, and what does not.
-JUDGED = {
-    gpu_answers.judge_graphs: (
-        {"graphs": ([1, 2, 4], [1, 2, 4])},
-        [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}],
-    ),
-    gpu_answers.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
-    gpu_answers.judge_steps: (
-        [IDLE, ENDING],
-        # With all rows, with a half that should be left out, and no step in which it could have been.
-        [[IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]],
-    ),
-    gpu_checks.judge_training: (
-        TRAINING,
-        [
-            TRAINING | fault
-            for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.02}})
-        ],
-    ),
-    gpu_training.judge_resume: (
-        {"whole": ["step", "1,2.5"], "parts": ["step", "1,2.5"]},
-        [{"whole": ["step", "1,2.5"], "parts": ["step", "1,2.500001"]}],
-    ),
-}
 
 
-@pytest.mark.parametrize("judge", JUDGED, ids=lambda judge: judge.__name__)
-def test_a_judgement_passes_and_sees_its_faults(judge):
-    good, faults = JUDGED[judge]
-    assert judge(good)[0]
-    for fault in faults:
-        assert not judge(fault)[0]
+def test_a_training_is_judged_by_its_losses_graphs_speed_and_memory():
+    assert gpu_checks.judge_training(TRAINING)[0]
+    for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.02}}):
+        assert not gpu_checks.judge_training(TRAINING | fault)[0]
 
 
-def test_answers_are_judged_by_those_of_the_unchanged_model():
-    for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
-        found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
-        assert gpu_answers.judge_answers(found, "unchanged")[0] is passes
+def test_a_resumed_training_has_the_same_losses():
+    for losses, same in ((["step", "1,2.5"], True), (["step", "1,2.500001"], False)):
+        assert gpu_training.judge_resume({"whole": ["step", "1,2.5"], "parts": losses})[0] is same
 
 
 def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
@@ -109,8 +82,7 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, without_engines):
         if name == "rows":
             return {"steps": steps}
         runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
-        wrong = {"async_scheduling": runner != late} | ({"tokens": 1} if runner == faulty else {})
-        return wrong
+        return {"async_scheduling": runner != late} | ({"tokens": 1} if runner == faulty else {})
 
     without_engines(answer, cuda)
     steps, faulty, late = [IDLE, ENDING], "none", "none"
@@ -120,8 +92,10 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, without_engines):
     late = "none"
     for faulty in ("0", "1") if cuda else (None,):
         assert not gpu_answers.exactness(TINY, tmp_path)[0]
-    steps, faulty = [ENDING], "none"
-    assert not gpu_answers.exactness(TINY, tmp_path)[0]
+    faulty = "none"
+    # With all rows, with a half that should be left out, and no step in which it could have been.
+    for steps in ([IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]):
+        assert not gpu_answers.exactness(TINY, tmp_path)[0]
 
 
 # By engine: what it answers; and by fault, what is another then.
@@ -141,6 +115,7 @@ FAULTS = {
     "wrong numbers from the cache": {"second start": CACHED | {"rms": 0.02}},
     "a half that is compiled again": {"second start": {"compiled": 1, "loaded": 1}},
     "a lost graph": {"AcrossKV": ENGINES["AcrossKV"] | {"captured": [1]}},
+    "a cache that is too small": {"AcrossKV": {"kv_cache_tokens": 185}},
 }
 
 
