@@ -4,6 +4,7 @@ import contextlib
 import urllib.error
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import check_gpu
 import gpu_answers
@@ -195,26 +196,31 @@ def test_a_check_that_takes_too_long_is_stopped(tmp_path):
     assert read_json(tmp_path / "0.json")["status"] == "stopped"
 
 
-def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypatch, capsys):
-    begun = []
+@pytest.fixture
+def checks(monkeypatch):
+    """Replaces the processes of checks: `begun` has their numbers, and with graphs they end as `graphs` says."""
+    checks = SimpleNamespace(begun=[], graphs="pass")
 
-    def run_check(check, *arguments, **options):
-        begun.append(check.number)
-        return {"status": "pass", "summary": "", "seconds": 0}
+    def run_check(check, *_, eager, **options):
+        checks.begun.append(check.number)
+        return {"status": checks.graphs if check.graphs and not eager else "pass", "summary": "why", "seconds": 0}
 
     monkeypatch.setattr(check_gpu, "run_check", run_check)
+    return checks
+
+
+def test_a_check_that_does_not_fit_into_the_time_is_left_out(checks, tmp_path, capsys):
     with pytest.raises(SystemExit):
         check_gpu.main(["--sizes", "tiny", "--minutes", "1", "--output", str(tmp_path)])
     usual = {number: check.seconds for number, check in gpu_checks.CHECKS.items()}
-    assert begun == [number for number, seconds in usual.items() if seconds < 60]
-    assert capsys.readouterr().out.count("not run") == len(usual) - len(begun)
-    begun.clear()
+    assert checks.begun == [number for number, seconds in usual.items() if seconds < 60]
+    assert capsys.readouterr().out.count("not run") == len(usual) - len(checks.begun)
+    checks.begun.clear()
     check_gpu.main(["--sizes", "tiny", "--output", str(tmp_path)])  # all fit into the default
-    assert begun == list(usual) and sum(usual.values()) < 15 * 60
+    assert checks.begun == list(usual) and sum(usual.values()) < 15 * 60
 
 
-def test_a_check_of_two_gpus_is_none_of_those_of_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(check_gpu, "run_check", lambda *_, **__: {"status": "pass", "summary": "", "seconds": 0})
+def test_a_check_of_two_gpus_is_none_of_those_of_one(checks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for gpus in (1, 2):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
@@ -222,11 +228,8 @@ def test_a_check_of_two_gpus_is_none_of_those_of_one(tmp_path, monkeypatch, caps
         assert f"{gpus} of {gpus} checks passed" in capsys.readouterr().out
 
 
-def test_a_check_whose_graphs_fail_runs_eagerly_and_says_so(tmp_path, monkeypatch, capsys):
-    def run_check(check, *arguments, sizes, eager):
-        return {"status": "pass" if eager or not check.graphs else "error", "summary": "why", "seconds": 0}
-
-    monkeypatch.setattr(check_gpu, "run_check", run_check)
+def test_a_check_whose_graphs_fail_runs_eagerly_and_says_so(checks, tmp_path, capsys):
+    checks.graphs = "error"
     check_gpu.main(["--sizes", "tiny", "--only", "2,4", "--output", str(tmp_path)])
     assert read_json(tmp_path / "2.json")["with_graphs"]["status"] == "error"
     assert "eager, as graphs failed" in capsys.readouterr().out and not (tmp_path / "4.json").exists()

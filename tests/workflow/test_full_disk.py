@@ -1,12 +1,14 @@
 """A full disk ends a rule with one sentence and leaves nothing that looks finished."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
-from tests.programs import run
-from tests.unit.distill_helpers import GOLDEN, command, losses, make_inputs
+from tests.programs import run, write_lines
+from tests.unit.distill_helpers import GOLDEN, STAGE, command, losses, make_inputs
 
 from swiftkv.errors import command_line
 from swiftkv.io import read_json
@@ -20,6 +22,20 @@ def can_mount():
 
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small tmpfs in a namespace")
+
+
+def test_writing_text(tmp_path):
+    chats, heldout, disk = tmp_path / "chats.jsonl", tmp_path / "heldout.jsonl", tmp_path / "disk"
+    write_lines(chats, [{"question": f"{i} {'word ' * 50}", "answer": "x"} for i in range(300)])
+    write_lines(heldout, [{"messages": [{"role": "user", "content": "another"}]}])
+    disk.mkdir()
+    source = [{"name": "x", "local": str(chats), "user": "{{ question }}", "assistant": "{{ answer }}"}]
+    words = [*STAGE, "corpus", f"--sources={json.dumps(source)}", "--seed=0", f"--heldout={heldout}"]
+    words += [f"--output={disk / 'train'}", f"--record={disk / 'source'}"]
+    script = 'mount -t tmpfs -o size=32k none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
+    ended = run(*UNSHARE, "sh", "-c", script, disk, sys.executable, *words)
+    assert ended.returncode == 1 and "error: the disk is full" in ended.stderr and "Traceback" not in ended.stderr
+    assert not [line for line in ended.stderr.splitlines() if line.endswith(("/train", "/source"))]
 
 
 def test_a_library_that_reports_it_in_words():
