@@ -123,7 +123,6 @@ def run(
     llm: LLM,
     prompts: list[list[int]],
     max_tokens: int = 12,
-    forget: bool = False,
     embedded: bool = False,
     each: Sequence[dict] = ({},),
     **settings: Any,

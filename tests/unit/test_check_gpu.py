@@ -4,6 +4,7 @@ import contextlib
 import urllib.error
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import check_gpu
 import gpu_answers
@@ -23,44 +24,17 @@ GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
 IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
 TRAINING = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_second": 1.0, "tflops": 400,
             "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
-# By judgement: what passes, and what does not.
-JUDGED = {
-    gpu_answers.judge_graphs: (
-        {"graphs": ([1, 2, 4], [1, 2, 4])},
-        [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}],
-    ),
-    gpu_answers.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
-    gpu_answers.judge_steps: (
-        [IDLE, ENDING],
-        # With all rows, with a half that should be left out, and no step in which it could have been.
-        [[IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]],
-    ),
-    gpu_checks.judge_training: (
-        TRAINING,
-        [
-            TRAINING | fault
-            for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.02}})
-        ],
-    ),
-    gpu_training.judge_resume: (
-        {"whole": ["step", "1,2.5"], "parts": ["step", "1,2.5"]},
-        [{"whole": ["step", "1,2.5"], "parts": ["step", "1,2.500001"]}],
-    ),
-}
 
 
-@pytest.mark.parametrize("judge", JUDGED, ids=lambda judge: judge.__name__)
-def test_a_judgement_passes_and_sees_its_faults(judge):
-    good, faults = JUDGED[judge]
-    assert judge(good)[0]
-    for fault in faults:
-        assert not judge(fault)[0]
+def test_a_training_is_judged_by_its_losses_graphs_speed_and_memory():
+    assert gpu_checks.judge_training(TRAINING)[0]
+    for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.02}}):
+        assert not gpu_checks.judge_training(TRAINING | fault)[0]
 
 
-def test_answers_are_judged_by_those_of_the_unchanged_model():
-    for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
-        found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
-        assert gpu_answers.judge_answers(found, "unchanged")[0] is passes
+def test_a_resumed_training_has_the_same_losses():
+    for losses, same in ((["step", "1,2.5"], True), (["step", "1,2.500001"], False)):
+        assert gpu_training.judge_resume({"whole": ["step", "1,2.5"], "parts": losses})[0] is same
 
 
 def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
@@ -109,8 +83,7 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, without_engines):
         if name == "rows":
             return {"steps": steps}
         runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
-        wrong = {"async_scheduling": runner != late} | ({"tokens": 1} if runner == faulty else {})
-        return wrong
+        return {"async_scheduling": runner != late} | ({"tokens": 1} if runner == faulty else {})
 
     without_engines(answer, cuda)
     steps, faulty, late = [IDLE, ENDING], "none", "none"
@@ -120,8 +93,10 @@ def test_answers_and_rows_are_judged_together(cuda, tmp_path, without_engines):
     late = "none"
     for faulty in ("0", "1") if cuda else (None,):
         assert not gpu_answers.exactness(TINY, tmp_path)[0]
-    steps, faulty = [ENDING], "none"
-    assert not gpu_answers.exactness(TINY, tmp_path)[0]
+    faulty = "none"
+    # With all rows, with a half that should be left out, and no step in which it could have been.
+    for steps in ([IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]):
+        assert not gpu_answers.exactness(TINY, tmp_path)[0]
 
 
 # By engine: what it answers; and by fault, what is another then.
@@ -141,6 +116,7 @@ FAULTS = {
     "wrong numbers from the cache": {"second start": CACHED | {"rms": 0.02}},
     "a half that is compiled again": {"second start": {"compiled": 1, "loaded": 1}},
     "a lost graph": {"AcrossKV": ENGINES["AcrossKV"] | {"captured": [1]}},
+    "a cache that is too small": {"AcrossKV": {"kv_cache_tokens": 185}},
 }
 
 
@@ -220,26 +196,31 @@ def test_a_check_that_takes_too_long_is_stopped(tmp_path):
     assert read_json(tmp_path / "0.json")["status"] == "stopped"
 
 
-def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypatch, capsys):
-    begun = []
+@pytest.fixture
+def checks(monkeypatch):
+    """Replaces the processes of checks: `begun` has their numbers, and with graphs they end as `graphs` says."""
+    checks = SimpleNamespace(begun=[], graphs="pass")
 
-    def run_check(check, *arguments, **options):
-        begun.append(check.number)
-        return {"status": "pass", "summary": "", "seconds": 0}
+    def run_check(check, *_, eager, **options):
+        checks.begun.append(check.number)
+        return {"status": checks.graphs if check.graphs and not eager else "pass", "summary": "why", "seconds": 0}
 
     monkeypatch.setattr(check_gpu, "run_check", run_check)
+    return checks
+
+
+def test_a_check_that_does_not_fit_into_the_time_is_left_out(checks, tmp_path, capsys):
     with pytest.raises(SystemExit):
         check_gpu.main(["--sizes", "tiny", "--minutes", "1", "--output", str(tmp_path)])
     usual = {number: check.seconds for number, check in gpu_checks.CHECKS.items()}
-    assert begun == [number for number, seconds in usual.items() if seconds < 60]
-    assert capsys.readouterr().out.count("not run") == len(usual) - len(begun)
-    begun.clear()
+    assert checks.begun == [number for number, seconds in usual.items() if seconds < 60]
+    assert capsys.readouterr().out.count("not run") == len(usual) - len(checks.begun)
+    checks.begun.clear()
     check_gpu.main(["--sizes", "tiny", "--output", str(tmp_path)])  # all fit into the default
-    assert begun == list(usual) and sum(usual.values()) < 15 * 60
+    assert checks.begun == list(usual) and sum(usual.values()) < 15 * 60
 
 
-def test_a_check_of_two_gpus_is_none_of_those_of_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(check_gpu, "run_check", lambda *_, **__: {"status": "pass", "summary": "", "seconds": 0})
+def test_a_check_of_two_gpus_is_none_of_those_of_one(checks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for gpus in (1, 2):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
@@ -247,11 +228,8 @@ def test_a_check_of_two_gpus_is_none_of_those_of_one(tmp_path, monkeypatch, caps
         assert f"{gpus} of {gpus} checks passed" in capsys.readouterr().out
 
 
-def test_a_check_whose_graphs_fail_runs_eagerly_and_says_so(tmp_path, monkeypatch, capsys):
-    def run_check(check, *arguments, sizes, eager):
-        return {"status": "pass" if eager or not check.graphs else "error", "summary": "why", "seconds": 0}
-
-    monkeypatch.setattr(check_gpu, "run_check", run_check)
+def test_a_check_whose_graphs_fail_runs_eagerly_and_says_so(checks, tmp_path, capsys):
+    checks.graphs = "error"
     check_gpu.main(["--sizes", "tiny", "--only", "2,4", "--output", str(tmp_path)])
     assert read_json(tmp_path / "2.json")["with_graphs"]["status"] == "error"
     assert "eager, as graphs failed" in capsys.readouterr().out and not (tmp_path / "4.json").exists()

@@ -116,14 +116,15 @@ def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change, 
 
 
 @pytest.mark.parametrize("train", ["qkv", "upper_layers"])
-def test_one_copy_of_frozen_weights(train):
-    base = tiny_teacher()
+def test_one_copy_of_frozen_weights(architecture, train):
+    base = tiny_teacher(architecture)
     step = DistillationStep(base, SPEC, recipe(train=train))
     memory = {p.data_ptr(): p.numel() for p in step.parameters()}
     frozen = {p.data_ptr(): p.numel() for p in base.parameters()}
     own = sum(p.numel() for p in step.student.parameters() if p.data_ptr() not in frozen)
     teachers = sum(p.numel() for p in step.teacher.swiftkv_parameters().values()) if train == "upper_layers" else 0
     assert sum(memory.values()) == sum(frozen.values()) + own + teachers
+    assert not hasattr(base.config, "swiftkv") and base.config.model_type == architecture
 
 
 @pytest.mark.parametrize(

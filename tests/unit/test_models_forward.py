@@ -1,4 +1,4 @@
-"""SwiftKV forward: equal to the teacher, to the equations, with a cache, in packed rows, and with answers that keep their own."""
+"""SwiftKV forward: equal to the teacher, to the equations, with a cache, and with answers that keep their own."""
 
 import copy
 from dataclasses import replace
@@ -126,28 +126,6 @@ def test_sliding_windows(architecture, group, window, tokens):
     assert_close(in_pieces(model, tokens, [9, 1, 1, 8, 5], cache), full, **ROUNDING)
     with refused("layers 2 to 4"):  # with and without a window, they share no keys
         tiny_swiftkv("qwen2", 2, 3, **MIXED)
-
-
-@pytest.mark.parametrize("student", [True, False])
-def test_packing_does_not_leak(architecture, student, tokens):
-    decoder = tiny_swiftkv(architecture, 2, 3).model
-    lengths = (10, 14)
-    positions = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
-
-    def run(rows):
-        return decoder.forward_upper(decoder.forward_lower(rows, positions), student)[0]
-
-    packed = run(tokens)
-    perturbed = tokens.clone()
-    perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
-    # Experts compute the tokens of all samples together, so other neighbors may change how their sums are rounded.
-    bound = ROUNDING if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
-    assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
-    assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)
-    decoder.config.swiftkv = student
-    for start, stop in ((0, 10), (10, 24)):
-        alone = decoder(tokens[:, start:stop], use_cache=False).last_hidden_state
-        assert_close(packed[:, start:stop], alone, **ROUNDING)
 
 
 @pytest.fixture

@@ -26,21 +26,6 @@ def test_merged_heads_are_means_and_repeated_ones_change_nothing(grouped_query, 
     assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_weights_are_shared_with_the_teacher(architecture, tie):
-    teacher = tiny_teacher(architecture, tie_word_embeddings=tie)
-    model = rewire(teacher, SwiftKVSpec(L, 3, 2))
-    assert teacher.config.model_type == architecture and not hasattr(teacher.config, "swiftkv")
-    for name, parameter in teacher.named_parameters():
-        assert model.get_parameter(name) is parameter
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tie
-    added = model.swiftkv_parameters()
-    assert {id(p) for p in model.parameters()} == {id(p) for p in (*teacher.parameters(), *added.values())}
-    storages = {p.untyped_storage().data_ptr() for p in teacher.parameters()}
-    assert not any(p.untyped_storage().data_ptr() in storages for p in added.values())
-    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
 def test_unsupported_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32))
     with refused("'gpt2'.*llama"):

@@ -128,19 +128,15 @@ def test_columns_are_made_of_the_record(tmp_path):
 
 
 def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
-    checkpoint = tmp_path / "swiftkv"
-    model = rewire(load_base(tmp_path / "checkpoint"), SPEC)
+    model, checkpoint = rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "swiftkv"
     save_model(model, checkpoint, tokenizer=byte_tokenizer())
-    examples = []
-    for kv_cache in ("auto", "fp8"):
-        record = score(source, "winogrande", TASKS["winogrande"], checkpoint=checkpoint, spec=SPEC, kv_cache=kv_cache)
-        assert (record["kv_cache"], record["weights"], record["spec"]["prefill_reduction"]) == (
-            kv_cache,
-            "trained",
-            0.5,
-        )
-        examples.append(record["settings"]["response_example"][0])
-    assert examples[0] != examples[1] == pytest.approx(examples[0], rel=0.1)
+    ways = [{}, *({"checkpoint": checkpoint, "spec": SPEC, "kv_cache": kv_cache} for kv_cache in ("auto", "fp8"))]
+    records = [score(source, "winogrande", TASKS["winogrande"], **way) for way in ways]
+    for record, kv_cache in zip(records[1:], ("auto", "fp8"), strict=True):
+        assert (record["kv_cache"], record["weights"]) == (kv_cache, "trained")
+        assert record["spec"]["prefill_reduction"] == 0.5
+    base, exact, rounded = (record["settings"]["response_example"][0] for record in records)
+    assert base != exact != rounded == pytest.approx(exact, rel=0.1)
 
 
 GSM8K = TASKS["gsm8k"]

@@ -126,9 +126,7 @@ def test_no_command_splits_a_path_of_results_with_a_space(tmp_path):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("modles: {}\n", "modles"),
         ("models: {}\nmodels: {}\n", "key 'models' stands twice"),
-        ("artifacts: {table2: {models: [llama-9]}}\n", "artifacts.table2: 'llama-9' is neither a role"),
         ("sets: {artifacts: {score: [table1]}}\n", "a rule or an artifact is called 'score' already"),
         (
             "data: {ultrachat: {sources: [{name: a, local: mine, chats: messages}]}}\n",

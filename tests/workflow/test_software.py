@@ -83,7 +83,6 @@ def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
     [
         ("echo error: no license", 2),
         ("echo error: stopped after step $number", 4),
-        ("echo Traceback", 4),  # a crash may pass
         ("((number % 2)) && echo error: no license", 4),
     ],
 )
