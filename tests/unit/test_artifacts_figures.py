@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from tests.unit.artifact_helpers import ROOT, made, resolved, saved, served
 
-from pipeline.artifacts import contents, quality, reading, tokens
+from pipeline.artifacts import contents, derived, reading, tokens
 from pipeline.artifacts.drawing import LOOKS, label_ends, looks
 from pipeline.artifacts.labels import label
 from pipeline.run.jobs import read_config, read_profile
@@ -18,7 +18,7 @@ PROFILES = sorted(folder.name for folder in Path(ROOT, "profiles").iterdir() if 
 
 def drawn(entry):
     """Return the looks in a resolved entry's figure by what each stands for."""
-    lines = quality.lines(entry)
+    lines = derived.lines(entry)
     variants = [line.case.variant for line in lines]
     if entry["kind"] == "tokens":
         return tokens.part_looks(lines)

@@ -14,11 +14,11 @@ from tests.conftest import byte_tokenizer, refused
 from tests.programs import write_lines
 
 from pipeline.config.catalogue import KNOWN, OWN, leaves
-from pipeline.score import fetch
-from pipeline.score.lm import CachedLM
-from pipeline.score.run import bits_per_byte, measure_scores
-from pipeline.score.served import check_task
-from pipeline.score.tasks import build_benchmark, read_table
+from pipeline.quality import fetch
+from pipeline.quality.lm import CachedLM
+from pipeline.quality.scores import bits_per_byte, measure_scores
+from pipeline.quality.served import check_task
+from pipeline.quality.tasks import build_benchmark, read_table
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_model
 
@@ -210,5 +210,5 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
     fetch_from({"hub": "google/IFEval", "optional": True}, tmp_path, "ifeval")
     record = read_json(tmp_path / "q/source.json")
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
-    with pytest.raises(fetch.Unavailable, match="google/IFEval"):
+    with pytest.raises(fetch.QuestionsUnavailable, match="google/IFEval"):
         fetch.Fetched(tmp_path / "q")

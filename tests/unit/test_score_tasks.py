@@ -13,10 +13,10 @@ from tests.conftest import byte_tokenizer, refused
 from tests.unit.artifact_helpers import scale, typed
 
 from pipeline.config.catalogue import KNOWN, Known, _index, leaves
+from pipeline.quality.fetch import data_set, fetch_questions
+from pipeline.quality.tasks import build_benchmark, check_metric, check_task, choose, read_table
 from pipeline.run.check import check_tasks
 from pipeline.run.jobs import PlannedJob
-from pipeline.score.fetch import data_set, fetch_questions
-from pipeline.score.tasks import build_benchmark, check_metric, check_task, choose, read_table
 from swiftkv.errors import UserError
 
 

@@ -16,7 +16,7 @@ from pipeline.run.jobs import checked, refuse_replaced_configuration
 from pipeline.measure.job import ServingSettings
 from pipeline.measure.run import KINDS, engine_key, read_point
 from pipeline.records import code_digest
-from pipeline.score import fetch
+from pipeline.quality import fetch
 from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from pipeline.sources import with_state
 

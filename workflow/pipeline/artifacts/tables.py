@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry, Files, Row, quality
+from pipeline.artifacts import Content, Entry, Files, Row, derived
+from pipeline.artifacts.derived import Line
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, in_bits
 from pipeline.artifacts.labels import label, point_label
@@ -24,7 +25,6 @@ from pipeline.artifacts.metrics import (
     show_interval,
 )
 from pipeline.artifacts.published import Numbers
-from pipeline.artifacts.quality import Line
 from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
@@ -38,7 +38,7 @@ class Shown(Numbers):
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
-        self.lines = quality.lines(entry)
+        self.lines = derived.lines(entry)
         cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
         others = dict.fromkeys(map(Case._make, self.rows[list(Case._fields)].to_numpy()))
@@ -51,11 +51,11 @@ class Shown(Numbers):
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
         self.tasks = entry["tasks"]
-        self.accuracies = quality.accuracies(entry)
+        self.accuracies = derived.accuracies(entry)
         self.footnotes = Footnotes()
-        by_case = quality.by_case(self.records)
-        self.averaged = quality.averaged(entry, cases, by_case)
-        self.add(quality.derived(entry, cases, by_case, self.averaged))
+        by_case = derived.by_case(self.records)
+        self.averaged = derived.averaged(entry, cases, by_case)
+        self.add(derived.derived_rows(entry, cases, by_case, self.averaged))
         errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
         # Of an accuracy: a second digit says nothing on a small subset.
         self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
@@ -243,7 +243,7 @@ def _differences(shown: Shown, panel: Panel) -> Grid:
     """Return a row a variant that shares questions or chats with its reference."""
     differences = {}
     for line in shown.lines:
-        if other := quality.reference(line, shown.lines):
+        if other := derived.reference(line, shown.lines):
             cells = {metric: shown.find(line.case, metric, against=other) for metric in shown.metrics(panel)}
             if any(cells.values()):
                 differences[line, other] = cells

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from pipeline.artifacts import Entry, Files, quality
+from pipeline.artifacts import Entry, Files, derived
 from pipeline.artifacts.drawing import LOOKS, Drawing, Look, draw_curve, handle, label_ends, looks, new_figure
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.labels import enumeration
@@ -21,10 +21,10 @@ _UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no
 
 def make(entry: Entry, files: Files) -> Drawing:
     """Draw a panel a metric over training tokens: a curve a part of the entry, and lines across of unchanged models."""
-    numbers, lines, metrics = Numbers(entry, files), quality.lines(entry), list(columns(entry))
-    found, cases = quality.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
-    tasks = quality.averaged(entry, cases, found)
-    numbers.add(row for case in cases for row in quality.average(case, tasks, found))
+    numbers, lines, metrics = Numbers(entry, files), derived.lines(entry), list(columns(entry))
+    found, cases = derived.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
+    tasks = derived.averaged(entry, cases, found)
+    numbers.add(row for case in cases for row in derived.average(case, tasks, found))
     if tasks:
         titles = [entry["tasks"][task]["title"] for task in tasks]
         numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
@@ -59,7 +59,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     return Drawing(figure, numbers.data)
 
 
-def part_looks(lines: Sequence[quality.Line]) -> dict[str | None, Look]:
+def part_looks(lines: Sequence[derived.Line]) -> dict[str | None, Look]:
     """Return the look of each part, which is that of its first changed variant with a look of its own, or else of its first."""
     chosen = {
         part: min(

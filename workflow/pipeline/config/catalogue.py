@@ -18,7 +18,7 @@ from swiftkv.section import HubId, NotNegative, Section, Text, Whole, key, neare
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
-OWN = Path(__file__).parents[1] / "score/lm_eval_tasks"
+OWN = Path(__file__).parents[1] / "quality/lm_eval_tasks"
 
 
 class Asks(Section):

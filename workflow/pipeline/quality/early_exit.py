@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.settings import EarlyExit
 from pipeline.measure.client import chat_prompts, opening
-from pipeline.score import BROKEN
-from pipeline.score.chats import ChatMeasurement, require_spec
-from pipeline.score.fidelity import POSITIONS
+from pipeline.quality import BROKEN
+from pipeline.quality.chat_measurement import ChatMeasurement, require_spec
+from pipeline.quality.fidelity import POSITIONS
 from pipeline.statistics import ratio, share
 from swiftkv.device import device_map
 from swiftkv.errors import UserError

@@ -24,9 +24,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
 from pipeline.measure.client import ask, choose_questions
+from pipeline.quality.chat_measurement import require_spec
+from pipeline.quality.fidelity import compare, untrained
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
-from pipeline.score.chats import require_spec
-from pipeline.score.fidelity import compare, untrained
 from pipeline.sources import read_source
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name

@@ -41,7 +41,7 @@ def accuracies(entry: Entry) -> list[str]:
     return [task for task, settings in entry["tasks"].items() if not in_bits(settings["metric"])]
 
 
-def derived(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Sequence[str]) -> Iterator[Row]:
+def derived_rows(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Sequence[str]) -> Iterator[Row]:
     """Reductions, averages over tasks and differences of cases."""
     specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
     read = {model for model, *_, measure in found if measure == "reading"}

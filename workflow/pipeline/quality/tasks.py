@@ -7,7 +7,7 @@ The `source` of a task in the config is one of
     {local: FOLDER, splits: {test: PATTERN}}              files below a folder
 PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
 `dataset_name` (the MMLU subject). `columns` adds to files what the lm-eval task reads and they lack, each a Jinja
-template over a record. Questions of the hub were downloaded by `pipeline.score.fetch`.
+template over a record. Questions of the hub were downloaded by `pipeline.quality.fetch`.
 
 Prompts are lm-eval's own; files in lm_eval_tasks/ replace filters, prefix and length for the paper's scores.
 """
@@ -28,7 +28,7 @@ from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, get_metric_aggregation
 from lm_eval.api.task import ConfigurableTask
 
 from pipeline.config.catalogue import leaves
-from pipeline.score.fetch import STATE_METADATA, Fetched, from_hub, generate
+from pipeline.quality.fetch import STATE_METADATA, Fetched, from_hub, generate
 from pipeline.sources import file_identity, read_lines, source_files
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
@@ -130,7 +130,7 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
         fetched: the folder that its questions were fetched to, if they come from the hub.
 
     Raises:
-        Unavailable: an `optional` source could not be had when it was fetched.
+        QuestionsUnavailable: an `optional` source could not be had when it was fetched.
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
     if from_hub(task["source"]) and fetched is None:

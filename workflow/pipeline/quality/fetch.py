@@ -32,7 +32,7 @@ STATE_METADATA = (
 )
 
 
-class Unavailable(Exception):
+class QuestionsUnavailable(Exception):
     """An optional source could not be had; the message is the reason, for the record."""
 
 
@@ -160,13 +160,13 @@ class Fetched:
         identity: the data set's, for records.
 
     Raises:
-        Unavailable: the source could not be had.
+        QuestionsUnavailable: the source could not be had.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, record = folder, read_json(folder / RECORD)
         if record["status"] == "unavailable":
-            raise Unavailable(record["reason"])
+            raise QuestionsUnavailable(record["reason"])
         self.identity, self._subsets = record["data"], record["subsets"]
 
     def has(self, config: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ def score_served(
         it to `log`.
 
     Raises:
-        Unavailable: as `build_benchmark`.
+        QuestionsUnavailable: as `build_benchmark`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """
@@ -53,7 +53,7 @@ def score_served(
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
     job = (folder, tokenizer, task | {"engine": engine}, seed, fetched)
-    with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
+    with worker(module("pipeline.quality.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = program.program.text
     if isinstance(answer, Exception):

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.config.settings import Fidelity
-from pipeline.score.chats import ChatMeasurement, require_spec
+from pipeline.quality.chat_measurement import ChatMeasurement, require_spec
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
 from swiftkv.distill.fit import fitted_values
