@@ -15,7 +15,7 @@ from tests.programs import write_lines
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
 from pipeline.config.catalogue import KNOWN
-from pipeline.measure.client import chat_prompts, opening
+from pipeline.prompts import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
 from swiftkv.distill.packing import tokenize

@@ -1,4 +1,4 @@
-"""Work that asks for GPUs never runs on the processor unsaid: what a job sees, and what its Python can use."""
+"""GPUs of jobs: limit a process to them, and raise an error instead of computing on the processor where they are missing."""
 
 from __future__ import annotations
 

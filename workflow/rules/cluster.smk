@@ -109,7 +109,7 @@ def launcher(w, resources):
     if nodes == 1:
         # Ranks would look for this machine's full name, which need not have an address.
         return f"{patience} torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {gpus}"
-    free_port = "from pipeline.measure.process import free_port; print(free_port())"
+    free_port = "from pipeline.engines.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
     gpus //= nodes

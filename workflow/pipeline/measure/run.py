@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.points import POINTS
-from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
+from pipeline.engines.environment import engine_environment
+from pipeline.engines.log import OutOfMemory, Unsupported, observed, require_fp8_cache
 from pipeline.measure.latency import Latency
 from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
-from pipeline.measure.point import Point, engine_environment, printable, vllm_command
+from pipeline.measure.point import Point, printable, vllm_command
 from pipeline.measure.subject import BASELINE, Subject
-from pipeline.measure.turns import OWN, Engines, Run
+from pipeline.measure.turns import VARIANT, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
 from swiftkv.cost import Dimensions, kv_bytes_per_token, request_flops, speedup_limits
@@ -93,8 +94,8 @@ def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None
         if subject.kv_cache == "fp8" and not point.gpus:
             require_fp8_cache()
         memory = point.memory(subject)
-        starts = {OWN: _start(subject, point, engines, memory)}
-        command = printable(starts[OWN][0], subject.folder)
+        starts = {VARIANT: _start(subject, point, engines, memory)}
+        command = printable(starts[VARIANT][0], subject.folder)
         run = Run(subject, point.gpus, engines, memory, starts, chats)
         if subject.baseline is not None and point.in_turns:
             try:

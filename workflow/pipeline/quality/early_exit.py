@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.settings import EarlyExit
-from pipeline.measure.client import chat_prompts, opening
+from pipeline.prompts import chat_prompts, opening
 from pipeline.quality import BROKEN
 from pipeline.quality.chat_measurement import ChatMeasurement, require_spec
 from pipeline.quality.fidelity import POSITIONS

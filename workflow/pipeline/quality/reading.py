@@ -23,7 +23,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
-from pipeline.measure.client import ask, choose_questions
+from pipeline.prompts import choose_questions, question_prompt
 from pipeline.quality.chat_measurement import require_spec
 from pipeline.quality.fidelity import compare, untrained
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 def question(tokenizer: Any, texts: Sequence[str], asked: str, answer: str) -> Document:
     """A question about texts, in the chat template."""
-    prompt = ask(tokenizer, [*texts, asked])
+    prompt = question_prompt(tokenizer, [*texts, asked])
     return Document((*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"][:ANSWER]), len(prompt))
 
 

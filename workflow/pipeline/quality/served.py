@@ -10,9 +10,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from pipeline.measure.engine import observed
-from pipeline.measure.point import engine_environment
-from pipeline.measure.worker import module, worker
+from pipeline.engines.environment import engine_environment
+from pipeline.engines.log import observed
+from pipeline.engines.worker import module, worker
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 

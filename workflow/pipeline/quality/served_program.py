@@ -14,7 +14,7 @@ from lm_eval.models.vllm_causallms import VLLM
 from transformers import AutoConfig, AutoTokenizer
 
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
-from pipeline.measure.worker import answer
+from pipeline.engines.worker import answer
 from pipeline.quality.fetch import QuestionsUnavailable
 from pipeline.quality.scores import lm_eval_samples, read_off
 from pipeline.quality.served import MAX_GEN_TOKS, check_task

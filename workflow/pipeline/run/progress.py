@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.artifacts.metrics import some
-from pipeline.measure.turns import QUIET
+from pipeline.measure.turns import MAX_BUSY_CORES
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from pipeline.run.retries import own_error
@@ -56,7 +56,7 @@ class Progress:
         line = f"{count(len(self.jobs), 'step')}, about {duration(self._wall((), {}))} (estimated)"
         if self.profile.cores and any(job.rule == "measure" and not job.gpus for job in self.jobs.values()):
             busy = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
-            if busy > QUIET:
+            if busy > MAX_BUSY_CORES:
                 line += f"; other programs keep {busy:.1f} cores busy: end them, or serving is measured beside them"
         return line
 

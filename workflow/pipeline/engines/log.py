@@ -1,7 +1,7 @@
-"""What vLLM says about itself in its log: what it really ran, and why it could not.
+"""Read from the log of vLLM what it ran, or why it failed.
 
-The log is the one place that says this for a server and for an engine alike; the configuration
-objects live inside other processes. The lines read here are the same from vLLM 0.26 to 0.32.
+Only the log has this for servers as well as for engines: configuration objects live inside other processes. The lines read
+here are the same from vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
