@@ -28,8 +28,9 @@ from tests.unit.artifact_helpers import (
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
-from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
+from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
+from pipeline.text import percent
 from swiftkv.io import read_json
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30

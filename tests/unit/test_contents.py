@@ -62,7 +62,7 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
     for role in config["roles"].keys() - {"released"}:  # which has a checkpoint that others trained
         changed = config | {"stand_ins": said["stand_ins"], "models": config["models"] | {"mine": mine}}
         changed["roles"] = config["roles"] | {role: "mine"}
-        contents.check(typed(changed))
+        contents.check_artifacts(typed(changed))
         for name in contents.names(typed(changed)):
             assert contents.needs(typed(changed), name) is not None
 
@@ -105,7 +105,7 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     config["artifacts"]["table2"] |= change
     with refused(message) as error:
-        contents.check(typed(config))
+        contents.check_artifacts(typed(config))
     assert "artifacts.table2" in str(error.value)
 
 
@@ -220,7 +220,7 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     whole = helpers.scale()
     whole["pathvars"] = {key: str(tmp_path / key) for key in whole["pathvars"]}
     config, results = typed(whole), tmp_path / "results"
-    contents.check(config)
+    contents.check_artifacts(config)
     made = contents.names(config)
     assert len(made) >= 35
     for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others

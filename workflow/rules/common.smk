@@ -301,7 +301,7 @@ def serving_json(w, points):
 
 # Of what draws, counts and estimates: an artifact is drawn anew by other code.
 DRAWING = code_digest(
-    *(Path(PROJECT) / place for place in ("workflow/pipeline/artifacts", "workflow/pipeline/statistics.py")),
+    *(Path(PROJECT) / f"workflow/pipeline/{name}" for name in ("artifacts", "statistics.py", "text.py")),
     *(Path(PROJECT) / f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")),
 )
 

@@ -248,7 +248,7 @@ def cases(config: Config, listed: str | list[str]) -> list[list[str]]:
     return [list(case) for case in dict.fromkeys(shown)]
 
 
-def check(config: Config) -> None:
+def check_artifacts(config: Config) -> None:
     """Raise a `UserError` for the first mistake in artifacts.yaml or in the names of a scale; it names the place."""
     for section, sets in config.sets:
         for name, listed in sets.items():

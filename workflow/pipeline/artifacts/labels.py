@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import MERGED
-from pipeline.artifacts.metrics import enumeration, length_label, percent
+from pipeline.text import enumeration, length_label, percent
 from swiftkv.spec import SwiftKVSpec
 
 OWN = "for prompts alone"  # where answers keep their own keys and values

@@ -12,8 +12,9 @@ import pandas as pd
 
 from pipeline.artifacts import Content, Entry, Files, Row
 from pipeline.artifacts.frame import frame, measured
-from pipeline.artifacts.metrics import METRICS, length_label
+from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
+from pipeline.text import length_label
 from swiftkv.errors import UserError
 
 NOTHING = Case("", "", "")

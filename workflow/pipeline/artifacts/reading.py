@@ -11,11 +11,11 @@ from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import Drawing, draw_curve, handle, looks, new_figure
 from pipeline.artifacts.frame import TEXTS, cells, interval, known_tasks, row, saved_bits
 from pipeline.artifacts.labels import OWN, PAPER_RECIPE
-from pipeline.artifacts.metrics import percent
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
+from pipeline.text import percent
 
 LOWEST = -60  # percent, of the axis: below, nothing is left to tell apart
 _RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": ""}

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.artifacts import Content, Entry, Files
-from pipeline.artifacts.metrics import INPUTS, span
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
+from pipeline.text import span
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 

@@ -23,11 +23,12 @@ from pipeline.artifacts.drawing import (
 )
 from pipeline.artifacts.frame import interval
 from pipeline.artifacts.labels import label
-from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
+from pipeline.artifacts.metrics import METRICS, MISSING, OOM, show
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio
+from pipeline.text import length_label, span
 
 _LIMIT = {"label": "possible by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status

@@ -20,13 +20,13 @@ from pipeline.artifacts.metrics import (
     MISSING,
     NONE,
     OOM,
-    enumeration,
     show,
     show_interval,
 )
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
+from pipeline.text import enumeration
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
 _GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"

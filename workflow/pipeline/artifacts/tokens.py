@@ -11,10 +11,10 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from pipeline.artifacts import Entry, Files, derived
 from pipeline.artifacts.drawing import LOOKS, Drawing, Look, draw_curve, handle, label_ends, looks, new_figure
 from pipeline.artifacts.entry import columns
-from pipeline.artifacts.labels import enumeration
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Case
+from pipeline.text import enumeration
 
 _UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no place on the axis
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator
 
-from pipeline.config.checks import check_references
 from pipeline.config.planning import Planning
 from pipeline.config.points import Answer, Latency, Requests, Serving
 from pipeline.config.recipes import with_inherited_keys
@@ -328,14 +327,3 @@ def model_config(file: str | Path) -> dict[str, Any]:
     if not isinstance(content := read_json(file), dict):
         raise UserError(f"{file} is no config.json of a model")
     return content.get("config", content)
-
-
-def check(config: dict[str, Any]) -> Config:
-    """The typed form of a merged configuration; artifacts are checked further by `contents.check`, which knows their kinds.
-
-    Raises:
-        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
-    """
-    typed = read(Config, config)
-    check_references(typed)
-    return typed

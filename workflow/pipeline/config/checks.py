@@ -1,17 +1,15 @@
-"""What of a configuration refers to what, and must fit it."""
+"""Check that a configuration is well-formed, and that what it refers to exists and fits."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
+from pipeline.config import Config
 from pipeline.config.catalogue import KNOWN
 from swiftkv.errors import UserError
-from swiftkv.section import undefined
-
-if TYPE_CHECKING:
-    from pipeline.config import Config
+from swiftkv.section import read, undefined
 
 
 @contextlib.contextmanager
@@ -21,6 +19,17 @@ def at(place: str) -> Iterator[None]:
         yield
     except (UserError, ValueError) as error:
         raise UserError(f"config, at {place}: {error}") from None
+
+
+def check_config(config: dict[str, Any]) -> Config:
+    """Return the typed form of a merged configuration; `contents.check_artifacts` checks artifacts further, by their kinds.
+
+    Raises:
+        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
+    """
+    typed = read(Config, config)
+    check_references(typed)
+    return typed
 
 
 def check_references(config: Config) -> None:

@@ -1,17 +1,14 @@
-"""What can be known of local sources before any work: that they are there, and are what the configuration says."""
+"""Check before any work that local sources exist and are what the configuration says."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.sources import check_checkpoint, check_description
 from swiftkv.errors import UserError
 from swiftkv.section import Section
-
-if TYPE_CHECKING:
-    from pipeline.config import Config
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder that has one of these has a tokenizer
 

@@ -16,7 +16,8 @@ import pandas as pd
 import yaml
 from huggingface_hub import HfApi
 
-from pipeline.config import Config, check, load, model_config
+from pipeline.config import Config, load, model_config
+from pipeline.config.checks import check_config
 from pipeline.run.estimate import HOUR, Work
 from pipeline.run.jobs import PlannedJob, Profile, Resources, read_config, read_profile
 from pipeline.run.plan import count, make_plan, summary, table
@@ -267,7 +268,7 @@ def limits(
     """
     settings = load()
     settings["models"][name] = entry
-    config, arch, layers = check(settings), size.dimensions, size.layers
+    config, arch, layers = check_config(settings), size.dimensions, size.layers
     memory = gpus["serve"] * CARD * config.serving.engine.gpu_memory_utilization
     cases = [(SwiftKVSpec(layers, layers), "-")]
     for reduction, layer in entry["num_key_value_layers"].items():

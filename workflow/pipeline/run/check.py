@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.metrics import INPUTS, some
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
 from pipeline.quality.fetch import data_set
@@ -24,6 +24,7 @@ from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import HUB_SECONDS, SECOND_COPIES, refusal
+from pipeline.text import some
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.io import check_space, read_json

@@ -18,10 +18,11 @@ import pandas as pd
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims import OTHER, UNDECIDED, UNMEASURED
 from pipeline.artifacts.frame import interval, measured, scale_of
-from pipeline.artifacts.metrics import INPUTS, METRICS, Metric, some
+from pipeline.artifacts.metrics import INPUTS, METRICS, Metric
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
 from pipeline.statistics import paired_difference
+from pipeline.text import some
 from swiftkv.errors import UserError
 
 FOLDER = "resources/reference"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.artifacts.metrics import some
 from pipeline.measure.turns import MAX_BUSY_CORES
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from pipeline.run.retries import own_error
+from pipeline.text import some
 from swiftkv.io import text_of
 
 PAGE = "report_page"  # the rule that ends a whole run

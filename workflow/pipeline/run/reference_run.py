@@ -12,11 +12,11 @@ from PIL import Image
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
-from pipeline.artifacts.metrics import some
 from pipeline.artifacts.report import Artifact, read_artifacts, result, verdicts, write_gallery, write_tables
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, inputs, records
 from pipeline.stages import STAGES
+from pipeline.text import some
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 
