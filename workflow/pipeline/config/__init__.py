@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator
 
 from pipeline.config.planning import Planning
-from pipeline.config.points import Answer, Latency, Requests, Serving
+from pipeline.config.points import AnswerSettings, LatencySettings, Requests, Serving
 from pipeline.config.recipes import with_inherited_keys
 from pipeline.config.settings import (
     Artifact,
@@ -29,7 +29,7 @@ from pipeline.config.settings import (
     Variant,
 )
 from swiftkv.architectures import architecture, check_fit, check_latent_heads, key_value_heads
-from swiftkv.distill.recipe import Fitting, Packing, Recipe, Teaching
+from swiftkv.distill.recipe import FitSettings, ForwardSettings, PackingSettings, Recipe
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
@@ -201,7 +201,7 @@ class Config(Section):
             self.recipe(model, next(iter(recipes)))
         return fitting
 
-    def recipes_sharing(self, model: str, recipe: str, settings: type[Packing]) -> list[str]:
+    def recipes_sharing(self, model: str, recipe: str, settings: type[PackingSettings]) -> list[str]:
         """Return the recipes that agree for a model in the keys of `settings`; they share a file named after the first."""
 
         def values(name: str) -> list[Any]:
@@ -212,7 +212,7 @@ class Config(Section):
     def stored_layers(self, model: str, recipe: str) -> list[int]:
         """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
-        for name in self.recipes_sharing(model, recipe, Teaching):
+        for name in self.recipes_sharing(model, recipe, ForwardSettings):
             reader = self.recipe(model, name)
             layer = reader.hidden_state_layer
             if reader.hidden_state_weight and reader.teacher_states == "stored":
@@ -222,7 +222,7 @@ class Config(Section):
     def fitted_layers(self, model: str, recipe: str) -> list[int]:
         """Return every l of the variants that a recipe and all alike train from a fitted start, largest first."""
         layers = self.models[model].num_key_value_layers
-        sharing = self.recipes_sharing(model, recipe, Fitting)
+        sharing = self.recipes_sharing(model, recipe, FitSettings)
         fitted = {name for name in sharing if self.recipe(model, name).start == "fitted"}
         reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
         return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
@@ -295,7 +295,9 @@ class Config(Section):
     def in_turns(self, point: str) -> bool:
         """Whether variants are measured in turns with the baseline at a point; servers are not."""
         settings = self.serving.points[point]
-        return self.serving.in_turns and not isinstance(settings, Latency) and getattr(settings, "repeats", 1) > 1
+        return (
+            self.serving.in_turns and not isinstance(settings, LatencySettings) and getattr(settings, "repeats", 1) > 1
+        )
 
     def point(self, name: str) -> dict[str, Any]:
         """A serving point with what all points share, as measurements take it."""
@@ -303,7 +305,7 @@ class Config(Section):
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
             asked["output_tokens"] = self.serving.output_tokens
-        if isinstance(point, Answer):
+        if isinstance(point, AnswerSettings):
             asked["draw"] = self.reading.model_dump(include={"items", "seed"})
         asked |= point.model_dump(exclude_unset=True, exclude_none=True)
         if self.in_turns(name):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.catalogue import KNOWN
+from pipeline.config.catalogue import KNOWN_TASKS
 from swiftkv.errors import UserError
 from swiftkv.section import read, undefined
 
@@ -148,7 +148,7 @@ def _check_task(config: Config, name: str) -> None:
                 raise UserError(
                     f"model {model!r} is scored with vLLM on the processor, which needs serving.engine.cpu_kv_cache_gib"
                 )
-        splits, known = getattr(task.source, "splits", None), KNOWN.get(task.task)
+        splits, known = getattr(task.source, "splits", None), KNOWN_TASKS.get(task.task)
         if splits and known and known.split not in splits:
             raise UserError(
                 f"source.splits: {task.task} scores split {known.split!r}, which is not among {', '.join(splits)}"

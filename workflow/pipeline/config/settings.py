@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.config.catalogue import Asks, output_type
+from pipeline.config.catalogue import BenchmarkSize, output_type
 from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
@@ -308,7 +308,7 @@ class Task(Scored):
     title: Text = key("Column head in tables.")
     published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
-    asks: Asks | None = key(
+    asks: BenchmarkSize | None = key(
         "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
     )
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)

@@ -16,7 +16,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.catalogue import KNOWN, Leaf, leaf_configs, leaves
+from pipeline.config.catalogue import KNOWN_TASKS, Leaf, leaf_configs, leaves
 from pipeline.sources.hub import HubError, HubRepository
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import atomic_path, read_json, write_json
@@ -47,7 +47,7 @@ def data_set(task: str) -> str:
     Raises:
         UserError: lm-eval has no such task, or makes its questions itself.
     """
-    hub = KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0].get("dataset_path")
+    hub = KNOWN_TASKS[task].hub if task in KNOWN_TASKS else leaf_configs(task)[0].get("dataset_path")
     if not hub:
         raise UserError(f"lm-eval task {task!r} has no data set on the hub: {STATE_METADATA}")
     return hub
@@ -110,8 +110,8 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
                 identity, found = repository.identity, dict(zip(subsets, repository.load(load), strict=True))
             for number, splits in enumerate(found.values()):
                 datasets.DatasetDict(splits).save_to_disk(scratch / f"{number:03d}")
-            if name in KNOWN and KNOWN[name].nltk:
-                _fetch_nltk(KNOWN[name].nltk)
+            if name in KNOWN_TASKS and KNOWN_TASKS[name].nltk:
+                _fetch_nltk(KNOWN_TASKS[name].nltk)
             record = {"status": "ok", "data": identity, "subsets": list(found)}
         except HubError as error:
             if not source.get("optional"):

@@ -63,7 +63,7 @@ def score_served(
     return result, settings | {"dtype": engine["dtype"], "engine": engine}, {"data": data, "engine": seen}
 
 
-def check_task(name: str, settings: dict[str, Any]) -> None:
+def refuse_sampling(name: str, settings: dict[str, Any]) -> None:
     """Refuse a task, by name and generation_kwargs of its lm-eval config, whose answers are drawn at random."""
     if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
         raise UserError(

@@ -17,7 +17,7 @@ import swiftkv.models  # noqa: F401  (registers the configurations with transfor
 from pipeline.engines.worker import answer
 from pipeline.quality.fetch import QuestionsUnavailable
 from pipeline.quality.scores import lm_eval_samples, read_off
-from pipeline.quality.served import MAX_GEN_TOKS, check_task
+from pipeline.quality.served import MAX_GEN_TOKS, refuse_sampling
 from pipeline.quality.tasks import build_benchmark
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.cost import GIBI
@@ -86,7 +86,7 @@ def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[st
     try:
         benchmark = build_benchmark(task, seed, fetched)
         for part in benchmark.tasks.values():
-            check_task(part.config.task, part.config.generation_kwargs or {})
+            refuse_sampling(part.config.task, part.config.generation_kwargs or {})
         lm = ServedLM(folder, tokenizer, task["engine"], seed)
         return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), benchmark.data
     except (QuestionsUnavailable, UserError) as reason:

@@ -24,7 +24,7 @@ LONG = 60  # estimated seconds from which on a step has a line when it begins
 LONGEST = 160  # characters of a step's last line of output
 
 
-class Progress:
+class RunProgress:
     """The steps of a run, by Snakemake's numbers of jobs, which its events name; jobs without output are no steps.
 
     Args:
