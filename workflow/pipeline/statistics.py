@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in another unit; `factor` is positive."""
+        """Return the estimate in another unit; `factor` is positive."""
         return Estimate(*(None if number is None else factor * number for number in self))
 
     def complement(self) -> Estimate:

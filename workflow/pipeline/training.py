@@ -137,7 +137,7 @@ def distill(
 
 
 def gpus_used(machines: list[list]) -> tuple[float, str | None]:
-    """How many GPUs a training ran on, a mean over the time if not always as many, and the names of all."""
+    """Return the number of GPUs of a training, a mean over the time if it changed, and the names of all."""
     counts = {ranks if name else 0 for ranks, name, _ in machines}
     spent = sum(seconds for *_, seconds in machines)
     busy = sum(ranks * seconds for ranks, name, seconds in machines if name)

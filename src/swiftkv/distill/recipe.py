@@ -1,4 +1,4 @@
-"""How a variant is trained: one recipe of the configuration, as the trainer takes it. Pure, no torch: planning reads it too."""
+"""Recipes: how a variant is trained. Importing this imports no torch, as planning reads recipes too."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Recipe(WeightSettings):
 
     @property
     def checkpoint_activations(self) -> bool:
-        """Whether the student's layers are recomputed in the backward pass."""
+        """Return True if the student's layers are recomputed in the backward pass."""
         return self.zero_stage == 3 if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_spec(self, spec: SwiftKVSpec | None) -> None:

@@ -31,7 +31,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
 def fingerprint(recipe: WeightSettings, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
-    """What decides the result of a training: recipe, spec (or None), the model's weights and the packed data."""
+    """Return what determines the result of a training: recipe, spec (or None), the model's weights and the packed data."""
     files = sorted(model.glob("*.safetensors")) + [model / "config.json"]
     return {
         "recipe": recipe.model_dump(include=set(WeightSettings.model_fields)),

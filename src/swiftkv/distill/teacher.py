@@ -140,7 +140,7 @@ def write_moments(model: Path, data: Path, recipe: FitSettings, layers: Sequence
 
 
 def states_identity(model: Path, data: Path, recipe: ForwardSettings) -> dict[str, Any]:
-    """What the states were computed from."""
+    """Return what the states are computed from, to compare with a file's."""
     return {
         "model": {file.name: digest(file) for file in sorted(model.glob("*.safetensors"))},
         "data": digest(data),
@@ -151,7 +151,7 @@ def states_identity(model: Path, data: Path, recipe: ForwardSettings) -> dict[st
 
 
 def fits_identity(model: Path, data: Path, recipe: FitSettings) -> dict[str, Any]:
-    """What the regressions of a start were computed from."""
+    """Return what the regressions of a start are computed from, to compare with a file's."""
     settings = {"ridge": recipe.start_ridge, "start_tokens": recipe.start_tokens}
     return states_identity(model, data, recipe) | settings
 

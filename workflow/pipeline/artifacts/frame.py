@@ -153,7 +153,7 @@ def scale_of(metric: str) -> tuple[int, str]:
 
 
 def outcomes(record: Record) -> list[float] | None:
-    """Whether each question came out right, 1 or 0; None where it is bits or a probability, or the record does not say."""
+    """Return for each question 1 if it came out right, else 0; None for bits and probabilities, or if the record has none."""
     values = (record.value("questions") or {}).get("values")
     return values if values and set(values) <= {0.0, 1.0} else None
 
@@ -284,7 +284,7 @@ def _capacity(record: Record) -> MetricRows:
 
 
 def _of_16_bits(record: Record, size: float) -> float:
-    """What a cache of `size` bytes would take in 16-bit numbers, as the cost model counts it; FP8 stays as it is."""
+    """Return the bytes of a cache of `size` bytes in 16-bit numbers, as the cost model counts it; FP8 stays as it is."""
     return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 

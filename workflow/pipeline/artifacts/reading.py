@@ -1,4 +1,4 @@
-"""What a long prompt still gives over l: families without training, trained variants, and SimScore."""
+"""Draw how much a prompt's text lowers the bits of the answer over l: untrained families, trained variants, and SimScore."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def correlations(squad: pd.DataFrame, scores: pd.DataFrame, share: float) -> Ite
 
 
 def differences(records: Sequence[Record]) -> Iterator[Row]:
-    """How much more of the same items one record keeps than another at the same l."""
+    """Yield how much more of the same items one record keeps than another at the same l."""
     for first, second in permutations(records, 2):
         model, *members = first.result["members"]
         pairs = [
             (one, other) for one in members for other in second.result["members"] if one["layer"] == other["layer"]
         ]
-        alike = [task for task, items in known_tasks(first).items() if second.result["tasks"].get(task) == items]
-        for (member, other), task in product(pairs, alike):
+        same_items = [task for task, items in known_tasks(first).items() if second.result["tasks"].get(task) == items]
+        for (member, other), task in product(pairs, same_items):
             apart = saved_bits(model, member, task) - saved_bits(model, other, task)
             more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}
             yield row(first, "kept", bootstrapped_ratio(apart, saved_bits(model, model, task)), **more)

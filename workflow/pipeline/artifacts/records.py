@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
     @property
     def unchanged(self) -> bool:
-        """Whether it is the baseline, with which others are compared."""
+        """Return True if it is the baseline, with which others are compared."""
         return self[1:] == ("baseline", "auto")
 
 
@@ -78,7 +78,7 @@ class Record(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it has numbers."""
+        """Return True if it has numbers."""
         return self.status == "ok"
 
     def value(self, name: str) -> Any:
@@ -158,7 +158,7 @@ class Record(NamedTuple):
 
     @property
     def dummy(self) -> bool:
-        """Whether its weights are not a model's, but numbers of the same shapes."""
+        """Return True if its weights are not a model's, but numbers of the same shapes."""
         return self.weights == "dummy"
 
 
@@ -213,7 +213,7 @@ def checked_records(entry: Entry, files: Files) -> list[Record]:
 
 
 def _conditions(record: Record) -> Content:
-    """What all records of a model have in common."""
+    """Return the conditions that all records of a model must share."""
     settings = record.settings
     kind = "serving" if record.measure in POINTS else record.measure
     found = {f"the number format of {kind}": settings.get("dtype")}

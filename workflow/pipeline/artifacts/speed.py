@@ -106,7 +106,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
 
 
 def _decoding(served: Served) -> Iterator[str]:
-    """How much of the baseline's time steps take in which no prompt is left; SwiftKV cannot shorten them."""
+    """Yield a note on the share of time in steps without prompts, which SwiftKV cannot shorten."""
     rows = served.of("decode_only_percent")
     shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
@@ -132,14 +132,14 @@ def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
         row = served.find(case, "tokens_per_second", record.what)
         if row and row["value"]:
             speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
-            alike = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
-            nodes.append((case, row, speed, alike))
+            condition = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
+            nodes.append((case, row, speed, condition))
             if case == first:
-                bases[alike] = speed
-    for case, row, speed, alike in nodes:
+                bases[condition] = speed
+    for case, row, speed, condition in nodes:
         yield row | speed._asdict() | {"metric": "node_tokens_per_second"}
-        if alike in bases:
-            gain = exact(1.0) if case == first else independent_ratio(speed, bases[alike])
+        if condition in bases:
+            gain = exact(1.0) if case == first else independent_ratio(speed, bases[condition])
             yield row | gain._asdict() | {"metric": "speedup_over_first_model", "unit": "×"}
 
 

@@ -210,7 +210,7 @@ class Config(Section):
         return [name for name in self.possible_recipes(model) if values(name) == values(recipe)]
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
-        """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""
+        """Return the layers with stored states for a recipe and those sharing them: every l, and the layer that one compares."""
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
         for name in self.recipes_sharing(model, recipe, ForwardSettings):
             reader = self.recipe(model, name)
@@ -220,7 +220,7 @@ class Config(Section):
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
     def fitted_layers(self, model: str, recipe: str) -> list[int]:
-        """Return every l of the variants that a recipe and all alike train from a fitted start, largest first."""
+        """Return every l of the variants that a recipe and those sharing its fit train from a fitted start, largest first."""
         layers = self.models[model].num_key_value_layers
         sharing = self.recipes_sharing(model, recipe, FitSettings)
         fitted = {name for name in sharing if self.recipe(model, name).start == "fitted"}
@@ -228,7 +228,7 @@ class Config(Section):
         return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
 
     def reading_layers(self, model: str) -> list[int]:
-        """Every l of a family that reading is measured of."""
+        """Return every l at which `reading` measures a family."""
         settings = self.models[model]
         layers = settings.num_hidden_layers
         return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
@@ -239,7 +239,7 @@ class Config(Section):
         return next((tasks for tasks in sets if task in tasks), [task])
 
     def backend(self, model: str, task: str) -> Literal["transformers", "vllm"]:
-        """What computes a model's score of a task where nothing speaks against it."""
+        """Return the backend that computes a model's score of a task unless it cannot."""
         stated = self.tasks[task].backend or self.scoring.backend
         return stated if stated != "auto" else "vllm" if self.models[model].gpus.score > 1 else "transformers"
 
@@ -274,7 +274,7 @@ class Config(Section):
             )
 
     def unmeasured(self, model: str, variant: str, *, served: bool) -> str | None:
-        """Why a variant of a model cannot be measured, or None: what an artifact then shows in its place.
+        """Return why a variant of a model cannot be measured, which artifacts show in its place; None if it can.
 
         Args:
             served: whether it would be served, rather than scored.
@@ -293,7 +293,7 @@ class Config(Section):
         return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
 
     def in_turns(self, point: str) -> bool:
-        """Whether variants are measured in turns with the baseline at a point; servers are not."""
+        """Return True if variants are measured in turns with the baseline at a point; servers are not."""
         settings = self.serving.points[point]
         return (
             self.serving.in_turns and not isinstance(settings, LatencySettings) and getattr(settings, "repeats", 1) > 1

@@ -79,7 +79,7 @@ def benchmark_size(task: Any, name: str) -> BenchmarkSize:
 
 @functools.cache
 def output_type(name: str) -> str:
-    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
+    """Return lm-eval's output type of a task: "generate_until", or one of log-likelihoods; the same for all tasks of a group.
 
     Raises:
         UserError: lm-eval does not know the task, or its group mixes the two.

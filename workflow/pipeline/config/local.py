@@ -53,7 +53,7 @@ def check_local_sources(config: Config, directory: Path = Path()) -> None:
 
 
 def _local(source: Section | None, directory: Path) -> Path | None:
-    """Where a local source lies; None of another. Raises a `UserError` where nothing lies there."""
+    """Return the path of a local source, None for another; raise a `UserError` if it does not exist."""
     if (local := getattr(source, "local", None)) is None:
         return None
     path = directory / Path(local).expanduser()

@@ -49,7 +49,7 @@ class Engine(Section):
 
     @property
     def of_a_run(self) -> dict[str, Any]:
-        """What it says of a run: not how long its start may take, which changes no number."""
+        """Return the settings that change numbers: all but `start_timeout`."""
         return self.model_dump(exclude={"start_timeout"})
 
 
@@ -75,7 +75,7 @@ class PointSettings(Section):
 
 
 class Requests(PointSettings):
-    """A point whose requests are all alike."""
+    """A point with requests of one length."""
 
     input_tokens: Whole = key("Prompt length.")
     output_tokens: Whole | None = key("Replaces serving.output_tokens for this point.", None)

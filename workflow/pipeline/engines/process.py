@@ -34,7 +34,7 @@ class Program:
         return text_of(self.log)
 
     def failure(self) -> EngineFailure:
-        """Why it ended, once it has."""
+        """Return why it ended, after waiting for it."""
         return failure(self.what, self.process.wait(), self.text, self.log)
 
     def check(self) -> None:

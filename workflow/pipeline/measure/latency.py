@@ -100,7 +100,7 @@ def of_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
-    """Whether a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
+    """Return True if a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
     if measured["failed"] or not measured["completed"]:
         return False
     # At the lowest rate: at its own rate it would hold the wait that a growing queue adds.

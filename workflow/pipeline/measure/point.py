@@ -31,7 +31,7 @@ class InstalledGpu(NamedTuple):
 
 
 def installed_gpus() -> list[InstalledGpu]:
-    """The GPUs; asked in another process, so that this one holds no memory there while vLLM runs."""
+    """Return the GPUs of this machine, from another process, so that this one holds no GPU memory while vLLM runs."""
     question = (
         "import json; from torch.cuda import device_count, get_device_name, mem_get_info; "
         "print(json.dumps([[get_device_name(gpu), mem_get_info(gpu)[1]] for gpu in range(device_count())]))"
@@ -84,7 +84,7 @@ class Point:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What a record has beside the point's settings."""
+        """Return further settings for the record, beside the point's own."""
         return {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Point:
         return self.lengths
 
     def repeats(self, variant: str) -> int:
-        """How often the point is measured; half as often for a baseline that variants measure again, in turns with it."""
+        """Return how often the point is measured; half as often for a baseline, which variants measure again in turns with it."""
         return math.ceil(self.settings.repeats / (2 if self.in_turns and variant == BASELINE else 1))
 
     @property
@@ -128,7 +128,7 @@ class Point:
 
     @property
     def async_scheduling(self) -> bool | None:
-        """Whether vLLM schedules asynchronously; None leaves it to vLLM, which never does on processors."""
+        """Return True if vLLM schedules asynchronously; None leaves it to vLLM, which never does on processors."""
         return getattr(self.settings, "async_scheduling", None) if self.gpus else None
 
     def memory(self, subject: Subject) -> dict[str, Any]:

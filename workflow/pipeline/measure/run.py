@@ -65,7 +65,7 @@ def recorded_settings(point: Point) -> dict[str, Any]:
 
 
 def engine_key(point: Point) -> str:
-    """What points of a model, variant and KV cache need in common to be measured on one engine."""
+    """Return a key that is equal for points of a model, variant and KV cache that one engine can measure."""
     key = {"server": point.server, "memory_gib": point.settings.memory_gib, "speculative": point.speculation}
     if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
         key |= {"alone": point.alone, "single": point.single, "async_scheduling": point.async_scheduling}
@@ -99,8 +99,8 @@ def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None
         run = Run(subject, point.gpus, engines, memory, starts, chats)
         if subject.baseline is not None and point.in_turns:
             try:
-                theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))
-                result = point.numbers(replace(run, starts={BASELINE: theirs, **starts}))
+                baseline_start = _start(subject.baseline, point, engines, point.memory(subject.baseline))
+                result = point.numbers(replace(run, starts={BASELINE: baseline_start, **starts}))
             except OutOfMemory:  # there may be enough for one engine alone
                 engines.close()
         result = result or point.numbers(run)
@@ -152,7 +152,7 @@ def _start(
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
-    """What such requests cost by the cost model, and the limits that follow for the variant.
+    """Return the costs of requests by the cost model, and the limits that follow for the variant.
 
     Returns:
         baseline_flops_per_token: the unchanged model's FLOPs for each processed token of such a request.

@@ -36,7 +36,7 @@ class Engines(contextlib.ExitStack):
         log.unlink(missing_ok=True)
 
     def get(self, side: str, start: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
-        """What runs for a side; it is started if nothing does."""
+        """Return the program of a side; start it if there is none."""
         if side not in self._up:
             self._up[side] = self.enter_context(start())
         return self._up[side]

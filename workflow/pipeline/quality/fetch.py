@@ -37,7 +37,7 @@ class QuestionsUnavailable(Exception):
 
 
 def from_hub(source: dict[str, Any] | None) -> bool:
-    """Whether the questions of a task with this `source` have to be fetched."""
+    """Return True if the questions of a task with this `source` have to be fetched."""
     return not source or "hub" in source
 
 
@@ -170,7 +170,7 @@ class Fetched:
         self.identity, self._subsets = record["data"], record["subsets"]
 
     def has(self, config: dict[str, Any]) -> bool:
-        """Whether the splits that one lm-eval task config reads were fetched."""
+        """Return True if the splits that one lm-eval task config reads were fetched."""
         return _subset(config) in self._subsets
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:

@@ -1,4 +1,4 @@
-"""What a long prompt still gives: bits that a text in it saves on the gold answers of questions about it.
+"""How much a prompt's text lowers the bits of the answer: of gold answers of questions about the text.
 
     kept = (bits of the answer without the text - bits of the variant with it) / (the same of the unchanged model)
 
@@ -100,7 +100,7 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
 
 
 def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
+    """Return True if a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
     decoder = model.model
     lower = torch.nn.ModuleList([decoder.embed_tokens, *decoder.layers[: decoder.spec.num_key_value_layers]])
     return set(teacher.parameters()).issuperset(lower.parameters())

@@ -209,7 +209,7 @@ def check_task(task: dict[str, Any]) -> None:
 
 
 def makes_questions(task: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether lm-eval makes the questions of a task of the config; raise a `UserError` if `metadata` is missing then."""
+    """Return True if lm-eval makes the questions of a task of the config; raise a `UserError` if `metadata` is missing then."""
     made = from_hub(task.get("source")) and "custom_dataset" in config
     if made and task.get("metadata") is None:
         raise UserError(f"task {config['task']!r}: {STATE_METADATA}")

@@ -55,12 +55,12 @@ class PlannedJob:
 
     @property
     def name(self) -> str:
-        """What Snakemake's SLURM plugin calls it."""
+        """Return its name in Snakemake's SLURM plugin."""
         return self.rule
 
     @property
     def local(self) -> bool:
-        """Whether it runs beside Snakemake, also where others go to a cluster."""
+        """Return True if it runs beside Snakemake, also where others go to a cluster."""
         return stage_of(self.rule).local
 
     @property

@@ -169,7 +169,7 @@ class RunProgress:
         return [line.strip() for line in text_of(file).splitlines() if line.strip()]
 
     def _error(self, number: int) -> str:
-        """Why a step failed: its program's own sentence, else the last line of its output."""
+        """Return why a step failed: its program's own sentence, else the last line of its output."""
         lines = self._lines(number)
         return own_error(lines) or (lines or ["it said nothing; it may have been killed"])[-1]
 

@@ -224,7 +224,7 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
 
 
 def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
-    """What a source of the configuration fetches: nothing if it is local or packaged."""
+    """Return what a source of the configuration fetches: nothing if it is local or packaged."""
     stated = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
     return [Download(what, source.hub, **settings, **stated)] if hasattr(source, "hub") else []
 

@@ -40,7 +40,7 @@ class Stage:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What `run` names; imported only here."""
+        """Import and return the function that `run` names."""
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
 
