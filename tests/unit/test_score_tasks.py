@@ -14,7 +14,7 @@ from tests.unit.artifact_helpers import scale, typed
 
 from pipeline.config.catalogue import KNOWN_TASKS, KnownTask, _index, leaves
 from pipeline.quality.fetch import data_set, fetch_questions
-from pipeline.quality.tasks import build_benchmark, check_metric, check_task, choose, read_table
+from pipeline.quality.tasks import build_benchmark, check_metric, check_task, choose_subsets, read_table
 from pipeline.run.check import check_tasks
 from pipeline.run.jobs import PlannedJob
 from swiftkv.errors import UserError
@@ -22,12 +22,12 @@ from swiftkv.errors import UserError
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_choice_is_exact_in_size_seeded_and_without_repetition(limit):
-    chosen = choose([10, 4, 6], limit, 5)
+    chosen = choose_subsets([10, 4, 6], limit, 5)
     assert sum(map(len, chosen)) == limit
     for part, size in zip(chosen, [10, 4, 6], strict=True):
         assert part == sorted(set(part)) and set(part) <= set(range(size))
-    assert choose([10, 4, 6], limit, 5) == chosen != choose([10, 4, 6], limit, 6)
-    assert choose([2, 0, 3], None, 0) == choose([2, 0, 3], 9, 0) == [[0, 1], [], [0, 1, 2]]
+    assert choose_subsets([10, 4, 6], limit, 5) == chosen != choose_subsets([10, 4, 6], limit, 6)
+    assert choose_subsets([2, 0, 3], None, 0) == choose_subsets([2, 0, 3], 9, 0) == [[0, 1], [], [0, 1, 2]]
 
 
 def build(task, **changes):

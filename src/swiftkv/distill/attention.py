@@ -27,7 +27,7 @@ LONGEST_ROW = 1024  # on CPUs, as probabilities are kept for the backward pass
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def choose(recipe: ForwardSettings, window: int | None = None) -> str:
+def choose_kernel(recipe: ForwardSettings, window: int | None = None) -> str:
     """Choose the attention function of a training on this machine; cheap, so that it can stand before anything is loaded.
 
     Args:

@@ -168,7 +168,7 @@ class FineTuningStep(Step):
 
 def use_attention(recipe: ForwardSettings, *models: PreTrainedModel) -> str:
     """Switch the models to the attention function that fits recipe and machine; its name."""
-    name = attention.choose(recipe, getattr(models[0].config, "sliding_window", None))
+    name = attention.choose_kernel(recipe, getattr(models[0].config, "sliding_window", None))
     for model in models:
         model.set_attn_implementation(name)
     return name

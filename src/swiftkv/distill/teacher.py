@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swiftkv.device import compute_device
-from swiftkv.distill.attention import FLEX, MASKED, arguments, choose
+from swiftkv.distill.attention import FLEX, MASKED, arguments, choose_kernel
 from swiftkv.distill.moments import FINAL, MomentSums
 from swiftkv.distill.packing import PackedRows, gather_rows
 from swiftkv.distill.progress import ProgressLines
@@ -49,7 +49,7 @@ class Teacher:
         Raises:
             UserError: the model, the data or a layer is impossible, missing or damaged.
         """
-        attention = choose(recipe)  # raises before the model is loaded
+        attention = choose_kernel(recipe)  # raises before the model is loaded
         self.rows = PackedRows(data)
         several_gpus = torch.cuda.device_count() > 1
         base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if several_gpus else None)

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from swiftkv.device import accelerator, compute_device, join_ranks, rank, ranks
-from swiftkv.distill.attention import choose
+from swiftkv.distill.attention import choose_kernel
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
@@ -93,7 +93,7 @@ def train(
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
-    choose(recipe)  # raises before the model is loaded
+    choose_kernel(recipe)  # raises before the model is loaded
     own = spec is not None and spec.own_key_values
     rows = PackedRows(data, recipe.logits_tokens != "all" or own)
     if rows.max_length != recipe.max_length:

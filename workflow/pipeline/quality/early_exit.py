@@ -81,7 +81,7 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def answers(
+def answer_prompts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
@@ -147,7 +147,7 @@ def measure_early_exit(
     """Measure the early exit of a checkpoint and write the measurement "early_exit".
 
     Its result has "alignment", from `summarize_agreement`; "decoding", from `summarize_answers` over all prompts; and
-    "answers" to the questions, from `answers`.
+    "answers" to the questions, from `answer_prompts`.
 
     Args:
         model_source: the model's source.json.
@@ -171,7 +171,7 @@ def measure_early_exit(
     sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
     alignment = summarize_agreement(sums)
     print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
-    decoded = answers(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
+    decoded = answer_prompts(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
     decoding = summarize_answers(decoded)
     answered = [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)]
     result = {"alignment": alignment, "decoding": decoding, "answers": answered}

@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from pipeline.config.settings import Prompts
 from pipeline.prompts import choose_questions, question_prompt
 from pipeline.quality.chat_measurement import require_spec
-from pipeline.quality.fidelity import compare, untrained
+from pipeline.quality.fidelity import compare_positions, untrained
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.sources import read_source
 from swiftkv.cost import Dimensions, prefill_flops
@@ -119,7 +119,7 @@ def answer_bits(
         shared = shares_lower(teacher, model)
         hidden = run.hidden_states[layer] if shared else model.model.forward_lower(row).hidden
         students.append((answer_states(model, hidden, document.prompt), model.get_output_embeddings()))
-    found = compare(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
+    found = compare_positions(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
     return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
 
 

@@ -155,7 +155,9 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
         parts.append((config, splits, split, process(splits[split])))
     sizes = [len(questions) for *_, questions in parts]
     tasks, described, fewshot = {}, {}, ""
-    for (config, splits, split, questions), indices in zip(parts, choose(sizes, task["limit"], seed), strict=True):
+    for (config, splits, split, questions), indices in zip(
+        parts, choose_subsets(sizes, task["limit"], seed), strict=True
+    ):
         if not indices:
             continue
         fewshot = _fewshot(task, config, splits, split, questions, indices, seed)
@@ -171,7 +173,7 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
     return Benchmark(tasks, sum(sizes), fewshot, described, data.identity)
 
 
-def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
+def choose_subsets(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     """Draw `limit` questions without replacement from groups of the given sizes, as ascending indices for each group.
 
     Systematic sampling: questions are shuffled within each group, groups are laid end to end, and every
