@@ -158,7 +158,7 @@ def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch):
         draw_documents(tokenizer, {}, path, 6, 1000, 0),
     )
     assert sample.ids.tolist() == document and sample.assistant.any()
-    for ids in (document, opening(tokenizer, {"role": "user", "content": "Hello"})):
+    for ids in (document, opening(tokenizer, "Hello")):
         assert tokenizer.decode(ids).startswith("Today is 26 Jul 2024. ")
 
 

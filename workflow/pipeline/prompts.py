@@ -1,7 +1,5 @@
 """Prompts as token ids: random ones, chats, and questions of SQuAD."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence
@@ -38,9 +36,10 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
     tokenizer = plain_tokenizer(folder)
     prompts, chats, refusals = [], choose_chats(heldout, 10**9, seed), []
     for chat in chats:
-        if chat["messages"][0]["role"] == "user":
+        first = chat["messages"][0]
+        if first["role"] == "user":
             try:
-                ids = opening(tokenizer, chat["messages"][0])
+                ids = opening(tokenizer, first["content"])
             except UserError as error:
                 refusals.append(f"chat {chat.get('id')}: {error}")
                 continue
@@ -61,9 +60,9 @@ def plain_tokenizer(folder: str | Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
-    """Token ids of a chat that begins with `message` and waits for the answer."""
-    return tokenize_chat(tokenizer, [message], add_generation_prompt=True)
+def opening(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a chat with `text` from the user, up to where the answer begins."""
+    return tokenize_chat(tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
 
 
 def choose_questions(chats: Path, items: int, seed: int) -> list[list[str]]:
@@ -87,4 +86,4 @@ def choose_questions(chats: Path, items: int, seed: int) -> list[list[str]]:
 
 def question_prompt(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     """Return the token ids of texts and a question after them, in the chat template."""
-    return opening(tokenizer, {"role": "user", "content": "\n".join([*texts, INSTRUCTION])})
+    return opening(tokenizer, "\n".join([*texts, INSTRUCTION]))

@@ -1,7 +1,5 @@
 """Format numbers and lists as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from pipeline.artifacts import Content, Entry, Files, Row, derived
-from pipeline.artifacts.derived import Line
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, in_bits
 from pipeline.artifacts.labels import case_label, point_label
@@ -42,7 +41,7 @@ class Shown(Numbers):
         cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
         others = dict.fromkeys(map(Case._make, self.rows[list(Case._fields)].to_numpy()))
-        self.lines[:0] = [Line(case) for case in others if case not in cases]
+        self.lines[:0] = [derived.Line(case) for case in others if case not in cases]
         self.several = len({line.case.model for line in self.lines}) > 1
         self.with_fp8 = any(line.case.kv_cache == "fp8" for line in self.lines)
         formats = {record.settings["dtype"] for record in self.records if "dtype" in record.settings}
@@ -204,7 +203,7 @@ def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | 
             yield "\n".join(parts), metric, point, at
 
 
-def _grid(shown: Shown, lines: Sequence[Line], rows: Sequence[Mapping[str, str]]) -> Grid:
+def _grid(shown: Shown, lines: Sequence[derived.Line], rows: Sequence[Mapping[str, str]]) -> Grid:
     """Return a grid with rules between models, below the baseline and before AcrossKV, and the headings of parts."""
 
     def block(case: Case) -> tuple[Any, ...]:

@@ -21,19 +21,14 @@ def at(place: str) -> Iterator[None]:
         raise UserError(f"config, at {place}: {error}") from None
 
 
-def check_config(config: dict[str, Any]) -> Config:
+def check_config(content: dict[str, Any]) -> Config:
     """Return the typed form of a merged configuration; `contents.check_artifacts` checks artifacts further, by their kinds.
 
     Raises:
-        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
+        UserError: a key or value cannot be, refers to something undefined, or does not fit another; one sentence that names
+            the place.
     """
-    typed = read(Config, config)
-    check_references(typed)
-    return typed
-
-
-def check_references(config: Config) -> None:
-    """Raise a `UserError` that names the place of the first name that is not defined, or of what cannot fit together."""
+    config = read(Config, content)
     written = {f"recipes.{name}": recipe.model_fields_set for name, recipe in config.recipes.items()}
     written |= {f"models.{name}.recipe": model.recipe for name, model in config.models.items()}
     for place, keys in written.items():
@@ -90,6 +85,7 @@ def check_references(config: Config) -> None:
         _check_together(config)
     for name in config.tasks:
         _check_task(config, name)
+    return config
 
 
 def _check_checkpoint(config: Config, model: str, variant: str) -> None:

@@ -1,7 +1,5 @@
 """The environment of vLLM's processes."""
 
-from __future__ import annotations
-
 import os
 
 

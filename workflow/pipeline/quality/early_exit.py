@@ -165,7 +165,7 @@ def measure_early_exit(
     model = load_swiftkv(checkpoint, device_map=device_map())
     require_head(model)
     require_spec(checkpoint, model.spec, spec)
-    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings.questions]
+    questions = [opening(measured.tokenizer, text) for text in settings.questions]
     prompts = chat_prompts(measured.model["path"], heldout, settings.max_length, settings.seed)
     prompts = questions + prompts[: settings.prompts]
     sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
