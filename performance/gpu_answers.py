@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from gpu_models import OUTPUT, Outcome, Reference, Sizes, case, engines, half, make_model, make_prompts
 
-from pipeline.measure.worker import Server, module, serving
+from pipeline.engines.worker import Server, module, serving
 from swiftkv.spec import SwiftKVSpec
 
 # Root mean square of log-probabilities' differences from float32, relative to that of a yardstick of the same run; 200

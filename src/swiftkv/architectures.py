@@ -110,7 +110,7 @@ def architecture(model_type: object) -> Architecture:
 
 
 def has_bias(bias: bool | str, config: Mapping[str, Any]) -> bool:
-    """Whether a model with the config.json `config` has `Architecture.bias` or `output_bias`."""
+    """Return True if a model with the config.json `config` has `Architecture.bias` or `output_bias`."""
     return bool(config.get(bias)) if isinstance(bias, str) else bias
 
 

@@ -13,7 +13,7 @@ import torch
 
 # Timeout between ranks. The first alone hashes and writes a state (228 GB for 405B) or the checkpoint (421 GB), over an hour
 # on a slow disk; NCCL's default is 10 minutes.
-PATIENCE = datetime.timedelta(hours=2)
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 JOINING = datetime.timedelta(minutes=10)  # to meet all ranks and add one number over them
 
 
@@ -72,8 +72,8 @@ def join_ranks(limit: datetime.timedelta = JOINING, **alone: Any) -> None:
     timer.start()
     try:
         # DeepSpeed creates groups without a timeout.
-        torch.distributed.distributed_c10d.default_pg_nccl_timeout = PATIENCE
-        torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
+        torch.distributed.distributed_c10d.default_pg_nccl_timeout = COLLECTIVE_TIMEOUT
+        torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT, **alone)
         count = torch.ones(1, device=compute_device())
         torch.distributed.all_reduce(count)
         count.item()  # waits for the GPU

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm_eval.api.instance import Instance
 
-from pipeline.score.served_program import ServedLM
+from pipeline.quality.served_program import ServedLM
 from swiftkv.io import read_json, write_json
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.serve.conftest import FULL_DEPTH
 
-from pipeline.measure.engine import Unsupported, require_fp8_cache
+from pipeline.engines.log import Unsupported, require_fp8_cache
 
 pytestmark = pytest.mark.thorough
 

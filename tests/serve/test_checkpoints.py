@@ -12,7 +12,7 @@ from tests.published import write as write_files
 from tests.quantized import FORMS, QUANTIZATION, quantize, write
 from tests.serve.conftest import QWEN2, difference
 
-from pipeline.measure.engine import Unsupported, require_fp8_cache
+from pipeline.engines.log import Unsupported, require_fp8_cache
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire, save_model
 from swiftkv.models.sharing import attach

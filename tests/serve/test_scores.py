@@ -13,10 +13,10 @@ from tests.unit.measure_helpers import ENGINE
 from tests.unit.score_helpers import entry
 from transformers import AutoTokenizer
 
-from pipeline.score.lm import CachedLM
-from pipeline.score.run import lm_eval_samples, measure_scores, read_off
-from pipeline.score.served import MAX_GEN_TOKS
-from pipeline.score.tasks import build_benchmark
+from pipeline.quality.lm import CachedLM
+from pipeline.quality.scores import lm_eval_samples, measure_scores, read_off
+from pipeline.quality.served import MAX_GEN_TOKS
+from pipeline.quality.tasks import build_benchmark
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec

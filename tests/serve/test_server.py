@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.serve.conftest import MARGIN, NGRAM, engine_environment, reference
 
-from pipeline.measure import worker
+from pipeline.engines import worker
 from swiftkv.models import load_any
 
 pytestmark = pytest.mark.thorough

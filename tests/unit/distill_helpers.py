@@ -17,7 +17,7 @@ from tests.conftest import byte_tokenizer, tiny_teacher
 from tests.programs import ROOT, environment
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
-from swiftkv.distill.recipe import Distilling
+from swiftkv.distill.recipe import WeightSettings
 from swiftkv.distill.trainer import Loop
 from swiftkv.io import tensor_shapes, write_json
 from swiftkv.models import load_any
@@ -76,9 +76,9 @@ def command(
         "--model-source": inputs / "source.json",
         "--variant": "v",
         "--spec": json.dumps(spec),
-        "--recipe": settings(Distilling, recipe),
-        "--course": json.dumps(
-            {k: v for k, v in (RECIPE | (recipe or {})).items() if k not in Distilling.model_fields}
+        "--recipe": settings(WeightSettings, recipe),
+        "--runtime-settings": json.dumps(
+            {k: v for k, v in (RECIPE | (recipe or {})).items() if k not in WeightSettings.model_fields}
         ),
         "--data": inputs / "packed.safetensors",
         "--state-dir": output / "state",

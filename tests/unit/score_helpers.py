@@ -45,7 +45,7 @@ def write_chats(path, number=6, before=()):
 
 def scored(source, tasks, **changes):
     """Score the model of a source on tasks; their records."""
-    from pipeline.score.run import measure_scores  # which takes seconds
+    from pipeline.quality.scores import measure_scores  # which takes seconds
 
     outputs = [source.parent / f"{name}.json" for name in tasks]
     arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto", "seed": 3} | changes

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from tests.unit.artifact_helpers import ROOT, made, resolved, saved, served
 
-from pipeline.artifacts import contents, quality, reading, tokens
+from pipeline.artifacts import contents, curves, derived, reading
 from pipeline.artifacts.drawing import LOOKS, label_ends, looks
-from pipeline.artifacts.labels import label
+from pipeline.artifacts.labels import case_label
 from pipeline.run.jobs import read_config, read_profile
 
 PROFILES = sorted(folder.name for folder in Path(ROOT, "profiles").iterdir() if folder.is_dir())
@@ -18,10 +18,10 @@ PROFILES = sorted(folder.name for folder in Path(ROOT, "profiles").iterdir() if 
 
 def drawn(entry):
     """Return the looks in a resolved entry's figure by what each stands for."""
-    lines = quality.lines(entry)
+    lines = derived.lines(entry)
     variants = [line.case.variant for line in lines]
-    if entry["kind"] == "tokens":
-        return tokens.part_looks(lines)
+    if entry["kind"] == "curves":
+        return curves.part_looks(lines)
     if entry["kind"] == "reading":
         changed = [name for name in variants if name != "baseline"]
         return looks([*entry["families"], *(reading.curve_name(entry, name) for name in changed)])
@@ -54,9 +54,9 @@ def test_variants_without_a_look_of_their_own_get_different_ones():
 
 def test_a_figure_names_the_layers_that_prompts_skip_and_a_table_has_the_papers_words():
     figure = resolved("throughput", models=["small"], variants=["baseline", "swiftkv-50-across4"], points=["batch-2k"])
-    assert label(figure, "baseline") == "unchanged model"
-    assert label(figure, "swiftkv-50-across4") == "prompts skip 16 of 32 layers, 4 share a cache"
-    assert label(figure | {"form": "table"}, "swiftkv-50-across4") == "50% SingleInputKV + 4× AcrossKV"
+    assert case_label(figure, "baseline") == "unchanged model"
+    assert case_label(figure, "swiftkv-50-across4") == "prompts skip 16 of 32 layers, 4 share a cache"
+    assert case_label(figure | {"form": "table"}, "swiftkv-50-across4") == "50% SingleInputKV + 4× AcrossKV"
 
 
 def test_a_rate_that_was_not_sustained_is_an_outline_and_no_interval(tmp_path):

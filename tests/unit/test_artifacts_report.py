@@ -27,7 +27,7 @@ def page(tmp_path_factory):
         for artifact in MADE:
             entry = json.loads(json.dumps(contents.resolve(config, artifact)))
             outputs = [results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]]
-            make_artifact(entry, contents.needs(config, artifact) | {"tables": []}, outputs)
+            make_artifact(entry, contents.input_files(config, artifact) | {"tables": []}, outputs)
         write_report(results, results / "report.html", results / "gallery.md")
     return results / "report.html"
 

@@ -27,9 +27,10 @@ from tests.unit.artifact_helpers import (
 )
 
 from pipeline.artifacts import contents
-from pipeline.artifacts.labels import label
-from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, percent, show, show_interval
+from pipeline.artifacts.labels import case_label
+from pipeline.artifacts.metrics import AT_CHANCE, IN_NOISE, MISSING, OOM, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
+from pipeline.text import percent
 from swiftkv.io import read_json
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
@@ -171,7 +172,7 @@ def test_labels_have_the_recipe_where_two_recipes_meet():
     both = {"swiftkv-50": "50% SingleInputKV, paper's recipe", "swiftkv-50-tuned": "50% SingleInputKV, tuned"}
     for expected in (words, both):
         entry = resolved("table", models=["small"], variants=list(expected), panels=[{"columns": ["kl"]}])
-        assert {variant: label(entry, variant) for variant in expected} == expected
+        assert {variant: case_label(entry, variant) for variant in expected} == expected
 
 
 @pytest.mark.parametrize("name", ["table1", "blog_table2"])

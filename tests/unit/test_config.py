@@ -6,9 +6,10 @@ from tests.conftest import refused
 from tests.programs import write_model
 from tests.unit.artifact_helpers import fields, scale, typed
 
-from pipeline.config import check, load_yaml
+from pipeline.config import load_yaml
+from pipeline.config.checks import check_config
 from pipeline.config.local import check_local_sources
-from swiftkv.distill.recipe import Packing
+from swiftkv.distill.recipe import PackingSettings
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.models import load_tokenizer
@@ -107,7 +108,7 @@ def point(name, **changes):
 )
 def test_a_mistake_is_one_sentence_with_its_place(config, override, place, said):
     with pytest.raises(UserError) as error:
-        check(merged(config, override))
+        check_config(merged(config, override))
     assert str(error.value).startswith(f"config{place}: ") and said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -128,7 +129,7 @@ def test_a_mistake_is_one_sentence_with_its_place(config, override, place, said)
 )
 def test_what_may_be(config, override):
     config["recipes"]["unused"] = config["recipes"]["distillation"]
-    check(merged(config, override))
+    check_config(merged(config, override))
 
 
 def test_numbers_may_be_written_as_one_writes_them(config):
@@ -137,14 +138,14 @@ def test_numbers_may_be_written_as_one_writes_them(config):
     natural["models"]["llama-3.1-8b"]["num_key_value_layers"] = {25: 24, 50: 16, 62.5: 12}
     natural["variants"]["swiftkv-62.5"]["prefill_reduction"] = 62.5
     natural["variants"]["swiftkv-50"]["prefill_reduction"] = 50
-    checked, written = check(natural), check(scale())
+    checked, written = check_config(natural), check_config(scale())
     assert checked.models == written.models and checked.variants == written.variants
     read = checked.recipes["distillation"]
     assert (read.learning_rate, read.start_tokens) == (1e-4, 10**6) and isinstance(read.start_tokens, int)
 
 
 def test_a_row_a_gpu(config):
-    read = check(config)
+    read = check_config(config)
     models = ("llama-3.1-8b", "llama-3.1-70b")
     assert [read.recipe(model, "authors-2025").batch_size for model in models] == [8, 32]
 
@@ -155,7 +156,7 @@ def test_a_recipe_takes_the_keys_of_another(config):
         "slower": {"like": "slow", "learning_rate": 1e-5, "loss": "lm"},
     }
     config["recipes"]["distillation"]["weight_decay"] = 0.25
-    read = check(config).recipes
+    read = check_config(config).recipes
     assert (read["slow"].learning_rate, read["slower"].learning_rate) == (1e-4, 1e-5)
     assert read["slower"].loss == "lm" and read["slow"].loss == "distillation"
     assert {read[name].weight_decay for name in ("slow", "slower", "lm-loss", "tuned", "tuned-quarter")} == {0.25}
@@ -163,7 +164,7 @@ def test_a_recipe_takes_the_keys_of_another(config):
 
 def test_a_model_has_keys_of_its_own(config):
     config["models"]["llama-3.1-8b"]["recipe"] = {"learning_rate": 1e-4, "max_length": 4096}
-    read = check(config)
+    read = check_config(config)
     own, others = (read.recipe(name, "distillation") for name in ("llama-3.1-8b", "llama-3.2-3b"))
     assert (own.learning_rate, own.max_length) == (1e-4, 4096)
     assert (others.learning_rate, others.max_length) == (3e-4, 8192)
@@ -175,9 +176,9 @@ def test_a_model_has_keys_of_its_own(config):
 )
 def test_a_model_s_keys_need_not_fit_recipes_that_it_is_not_trained_with(config, keys, impossible):
     config["models"]["llama-3.1-8b"]["recipe"] = keys
-    read = check(config)
+    read = check_config(config)
     assert keys.items() <= read.recipe("llama-3.1-8b", "distillation").model_dump().items()
-    assert impossible not in read.recipes_sharing("llama-3.1-8b", "distillation", Packing)
+    assert impossible not in read.recipes_sharing("llama-3.1-8b", "distillation", PackingSettings)
     with refused("llama-3.1-8b"):
         read.recipe("llama-3.1-8b", impossible)
 
@@ -185,13 +186,13 @@ def test_a_model_s_keys_need_not_fit_recipes_that_it_is_not_trained_with(config,
 def test_batches_are_only_checked_on_models_of_this_scale(config):
     config["recipes"] = {name: entry | {"batch_size": 4} for name, entry in config["recipes"].items()}
     with refused("batch_size 4"):
-        check(config)
+        check_config(config)
     config["roles"] = dict.fromkeys(config["roles"])
-    check(config)
+    check_config(config)
     part = {"title": "x", "models": ["llama-3.1-8b"], "variants": ["baseline"]}  # which an artifact names itself
     config["artifacts"] = {"a": {"kind": "quality", "parts": [part]}}
     with refused("for model 'llama-3.1-8b': batch_size 4 is not a multiple of 8 ranks"):
-        check(config)
+        check_config(config)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_generated_answers_come_from_vllm_on_several_gpus_or_where_asked_for(con
     assert engine("swiftkv-50-mqa2") and engine("swiftkv-50-mha") is None
     config["tasks"]["gsm8k"]["backend"] = "transformers"
     assert engine() is None
-    check(config)
+    check_config(config)
     config["scoring"]["backend"], config["tasks"]["gsm8k"]["backend"] = "transformers", "vllm"
     assert engine() and engine(task="mmlu") is None
 

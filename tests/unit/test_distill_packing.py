@@ -9,7 +9,7 @@ from tests.programs import write_lines
 from tests.unit.distill_helpers import random_samples, run, settings, stage
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
-from swiftkv.distill.recipe import Packing
+from swiftkv.distill.recipe import PackingSettings
 from swiftkv.io import write_json
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
@@ -86,7 +86,7 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     write_lines(tmp_path / "chats.jsonl", [CHAT] * 98 + [long, wrong])
     arguments = {
         "--model-source": tmp_path / "source.json",
-        "--recipe": settings(Packing),
+        "--recipe": settings(PackingSettings),
         "--data": tmp_path / "chats.jsonl",
         "--output": tmp_path / "rows",
     }

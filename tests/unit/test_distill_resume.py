@@ -17,7 +17,7 @@ from tests.programs import ROOT, environment
 from tests.unit.distill_helpers import assert_alike, command, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
-from pipeline.training import gpus_of
+from pipeline.training import gpus_used
 from swiftkv import device
 from swiftkv.io import read_json
 
@@ -149,4 +149,4 @@ def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_ag
 
 def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on():
     """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
-    assert gpus_of([[8, "A100", 3600.0], [4, "H100", 7200.0]]) == (16 / 3, "A100/H100")
+    assert gpus_used([[8, "A100", 3600.0], [4, "H100", 7200.0]]) == (16 / 3, "A100/H100")

@@ -25,7 +25,7 @@ from tests.unit.distill_helpers import (
 from torch.testing import assert_close
 
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.recipe import Recipe, Teaching
+from swiftkv.distill.recipe import ForwardSettings, Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_any, load_tokenizer
@@ -119,7 +119,9 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
         shutil.copy(inputs / name, tmp_path)
     recipe = {"max_steps": 4} | changes
     train(tmp_path, tmp_path / "online", recipe=recipe)
-    made = run(packed_stage("teacher_states", tmp_path, Teaching, tmp_path / "states.safetensors", [5, 2, 3], **recipe))
+    made = run(
+        packed_stage("teacher_states", tmp_path, ForwardSettings, tmp_path / "states.safetensors", [5, 2, 3], **recipe)
+    )
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     stored, online = (losses(tmp_path / folder) for folder in ("stored", "online"))

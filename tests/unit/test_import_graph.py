@@ -9,13 +9,13 @@ from tests.programs import ROOT
 
 # From the ground up, what lies directly below src/swiftkv, the method, and workflow/pipeline, which builds on it.
 FLOORS = [
-    "device errors spec swiftkv pipeline",
+    "device errors spec swiftkv pipeline text",
     "architectures chats io quantize section",
     "cost models tensor_file",
-    "attach distill gpus serve sources statistics",
+    "attach distill engines gpus prompts serve sources statistics",
     "card config records",
-    "measure stages training",
-    "artifacts score",
+    "measure quality stages training",
+    "artifacts",
     "run",
 ]
 FILES = {

@@ -9,11 +9,11 @@ from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
 
 import pipeline.records
 from pipeline.artifacts.records import Record
+from pipeline.engines.log import EngineFailure, OutOfMemory
 from pipeline.measure import job, latency, turns
 from pipeline.measure.client import rate_result
-from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.job import ServingSettings, measure_points
-from pipeline.measure.point import Device
+from pipeline.measure.point import InstalledGpu
 from swiftkv.io import read_json, write_json
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
@@ -173,13 +173,13 @@ CHANGES = {
     "code": (pipeline.records, "project_code", "another"),
     "libraries": (pipeline.records, "libraries", {"vllm": "0.33.0"}),
     "processor": (job, "processor", "Another CPU"),
-    "GPU": (job, "devices", [Device("NVIDIA H200", 1)]),
+    "GPU": (job, "installed_gpus", [InstalledGpu("NVIDIA H200", 1)]),
 }
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "chats", "point", "nothing"])
 def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
-    monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1)])
+    monkeypatch.setattr(job, "installed_gpus", lambda: [InstalledGpu("NVIDIA H100", 1)])
     monkeypatch.setattr(latency, "chat_prompts", lambda *_: [[5] * 7])
     chats = scale.folder / "chats.jsonl"
     scale.points["slow"] |= {"dataset": "heldout", "input_tokens": 300}
@@ -262,6 +262,6 @@ def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, ask
 
 
 def test_a_gpu_has_the_cache_that_vllm_leaves_it(scale, asked, monkeypatch):
-    monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1)])
+    monkeypatch.setattr(job, "installed_gpus", lambda: [InstalledGpu("NVIDIA H100", 1)])
     record = scale.run("capacity", gpus=1)["capacity"]
     assert record["result"] == {"kv_cache_tokens": 1024, "kv_cache_bytes": 1.5 * 2**30}

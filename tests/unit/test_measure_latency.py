@@ -8,9 +8,10 @@ from tests.conftest import byte_tokenizer, refused
 from tests.programs import ROOT, write_lines
 from tests.unit.measure_helpers import REPORT, point
 
-from pipeline.measure.client import chat_prompts, choose_questions, random_prompts, rate_result
-from pipeline.measure.engine import EngineFailure
+from pipeline.engines.log import EngineFailure
+from pipeline.measure.client import rate_result
 from pipeline.measure.latency import boundary, of_runs, search, sustained
+from pipeline.prompts import chat_prompts, choose_questions, random_prompts
 from swiftkv.io import read_json
 
 

@@ -12,14 +12,15 @@ from tests.unit.artifact_helpers import scale, typed
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
+from pipeline.engines.environment import engine_environment
+from pipeline.engines.log import OutOfMemory
 from pipeline.measure import offline, run
 from pipeline.measure import point as served
-from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import engine_environment, vllm_command
+from pipeline.measure.point import vllm_command
 from pipeline.measure.run import cost, headline
 from pipeline.measure.subject import BASELINE
-from pipeline.measure.turns import OWN
+from pipeline.measure.turns import VARIANT
 from swiftkv import device
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.io import read_json
@@ -125,12 +126,12 @@ def test_a_cache_that_the_processor_has_no_kernel_for_is_a_record(tmp_path, monk
     assert (record["status"], record["result"]) == ("unavailable", None) and "AVX-512" in record["reason"]
 
 
-DEVICE = served.Device("NVIDIA H100 80GB HBM3", 80 * GIBI)
+DEVICE = served.InstalledGpu("NVIDIA H100 80GB HBM3", 80 * GIBI)
 
 
 @pytest.mark.parametrize("limit, share", [(None, 0.9), (40, 0.5), (80, 0.9)])
 def test_a_gpu_limit_is_a_share_of_the_device(tmp_path, monkeypatch, limit, share):
-    monkeypatch.setattr(served, "devices", lambda: [DEVICE])
+    monkeypatch.setattr(served, "installed_gpus", lambda: [DEVICE])
     asked = point("kv_capacity", gpus=1, memory_gib=limit)
     assert asked.memory(subject(tmp_path / "m")) == {served.GPU_SHARE: share}
 
@@ -215,12 +216,12 @@ def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):
 
 def test_answers_are_scored_by_the_best_of_the_accepted_ones(monkeypatch):
     tokenizer, asked = byte_tokenizer(), ["Title: T", "Background: B", "Question: Q", "red", "light blue"]
-    monkeypatch.setattr(offline, "load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(offline, "plain_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr(offline, "choose_questions", lambda chats: [asked])
-    texts = {OWN: "It is light blue.", BASELINE: "The Light Blue!"}
+    texts = {VARIANT: "It is light blue.", BASELINE: "The Light Blue!"}
     ids = {side: [tokenizer(text)["input_ids"]] for side, text in texts.items()}
     replies = {side: [{"tokens": tokens, "first_token_seconds": 1}] for side, tokens in ids.items()}
-    run = SimpleNamespace(subject=SimpleNamespace(folder=""), chats="", in_turns=lambda jobs, warm_up: replies)
+    run = SimpleNamespace(subject=SimpleNamespace(folder=""), chats="", alternate=lambda jobs, warm_up: replies)
     result = point("answer", questions=1, draw={}).numbers(run)
     scores = [
         [result[side][name][0] for name in ("exact_match", "contained", "f1")]

@@ -7,8 +7,8 @@ import pytest
 from tests.conftest import GGUF
 from tests.unit.measure_helpers import ENGINE
 
+from pipeline.engines.worker import module
 from pipeline.measure.job import ServingSettings
-from pipeline.measure.worker import module
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.io import read_json
 

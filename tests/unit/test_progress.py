@@ -8,7 +8,7 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from pipeline.run.jobs import PlannedJob, Profile
-from pipeline.run.progress import Progress
+from pipeline.run.progress import RunProgress
 from snakemake_logger_plugin_swiftkv import LogHandler
 
 TRAIN, SCORE, TABLE, OTHER = 7, 3, 11, 5  # Snakemake numbers jobs as it likes
@@ -31,7 +31,7 @@ def clock():
 def progress(clock, tmp_path):
     logs = {number: [str(tmp_path / f"{number}.log")] for number in JOBS}
     results = str(tmp_path / "results")
-    return Progress(JOBS, SECONDS, logs, Profile(Path(), cores=2), results, lambda: clock.now)
+    return RunProgress(JOBS, SECONDS, logs, Profile(Path(), cores=2), results, lambda: clock.now)
 
 
 def say(progress, number, text):

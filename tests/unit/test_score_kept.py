@@ -9,8 +9,8 @@ from tests.conftest import byte_tokenizer, tiny_teacher
 from tests.programs import write_lines
 from transformers import LlamaForCausalLM
 
+from pipeline.quality.lm import NODES, CachedLM
 from pipeline.records import KeptAnswers
-from pipeline.score.lm import NODES, CachedLM
 from swiftkv.io import read_json
 from swiftkv.models import load_any
 
@@ -64,7 +64,7 @@ def test_a_killed_score_goes_on(source, tasks, passes, tmp_path, monkeypatch):
     def load(folder, tokenizer, kv_cache):
         return CachedLM(load_any(folder, torch.bfloat16), byte_tokenizer(), kv_cache)
 
-    monkeypatch.setattr("pipeline.score.run.load_lm", load)
+    monkeypatch.setattr("pipeline.quality.scores.load_lm", load)
     monkeypatch.setitem(NODES, "cpu", 60)
     state, run = tmp_path / "state", functools.partial(scored, source, tasks, kv_cache="fp8")
     every = passes(lambda: run(state=None))

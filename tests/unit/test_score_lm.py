@@ -9,8 +9,8 @@ from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE
 from tests.conftest import byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 
-from pipeline.score import lm as module
-from pipeline.score.lm import CachedLM
+from pipeline.quality import lm as module
+from pipeline.quality.lm import CachedLM
 from swiftkv.io import write_json
 from swiftkv.models import load_any, rewire
 from swiftkv.quantize.kv_cache import new_cache

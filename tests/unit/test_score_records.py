@@ -13,12 +13,12 @@ from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, entry, 
 from tests.conftest import byte_tokenizer, refused
 from tests.programs import write_lines
 
-from pipeline.config.catalogue import KNOWN, OWN, leaves
-from pipeline.score import fetch
-from pipeline.score.lm import CachedLM
-from pipeline.score.run import bits_per_byte, measure_scores
-from pipeline.score.served import check_task
-from pipeline.score.tasks import build_benchmark, read_table
+from pipeline.config.catalogue import KNOWN_TASKS, SHIPPED_TASKS, leaves
+from pipeline.quality import fetch
+from pipeline.quality.lm import CachedLM
+from pipeline.quality.scores import bits_per_byte, measure_scores
+from pipeline.quality.served import refuse_sampling
+from pipeline.quality.tasks import build_benchmark, read_table
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_model
 
@@ -97,15 +97,15 @@ def test_the_same_questions_are_known_by_their_hash(source):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, known in KNOWN.items() if known.hub and name != "ifeval"]
+    "name", [name for name, known in KNOWN_TASKS.items() if known.hub and name != "ifeval"]
 )  # which need further libraries to be read
 def test_the_catalogue_says_what_the_files_of_lm_eval_say(name):
-    root = Path(lm_eval.tasks.__file__).parent / (KNOWN[name].folder or OWN)
+    root = Path(lm_eval.tasks.__file__).parent / (KNOWN_TASKS[name].folder or SHIPPED_TASKS)
     for leaf in leaves(name):
         config = leaf.config()
         split = config.get("test_split") or config["validation_split"]
         assert leaf.path.is_relative_to(root)
-        assert (config["dataset_path"], split) == (KNOWN[name].hub, KNOWN[name].split)
+        assert (config["dataset_path"], split) == (KNOWN_TASKS[name].hub, KNOWN_TASKS[name].split)
 
 
 def test_ifeval_scores_an_answer(source):
@@ -144,9 +144,9 @@ GSM8K = TASKS["gsm8k"]
 
 @pytest.mark.parametrize("settings", [{"do_sample": True, "temperature": 0.5}, {"temperature": 0.5}])
 def test_a_task_that_samples_is_refused(settings):
-    check_task("t", {"do_sample": False, "temperature": 0.5, "until": []})
+    refuse_sampling("t", {"do_sample": False, "temperature": 0.5, "until": []})
     with refused("samples"):
-        check_task("t", settings)
+        refuse_sampling("t", settings)
 
 
 def test_scoring_says_what_it_lacks(source, tmp_path):
@@ -206,5 +206,5 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
     fetch_from({"hub": "google/IFEval", "optional": True}, tmp_path, "ifeval")
     record = read_json(tmp_path / "q/source.json")
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
-    with pytest.raises(fetch.Unavailable, match="google/IFEval"):
+    with pytest.raises(fetch.QuestionsUnavailable, match="google/IFEval"):
         fetch.Fetched(tmp_path / "q")

@@ -12,22 +12,22 @@ from score_helpers import COMPLETIONS, PANEL, TASKS, arrow_file
 from tests.conftest import byte_tokenizer, refused
 from tests.unit.artifact_helpers import scale, typed
 
-from pipeline.config.catalogue import KNOWN, Known, _index, leaves
+from pipeline.config.catalogue import KNOWN_TASKS, KnownTask, _index, leaves
+from pipeline.quality.fetch import data_set, fetch_questions
+from pipeline.quality.tasks import build_benchmark, check_metric, check_task, choose_subsets, read_table
 from pipeline.run.check import check_tasks
 from pipeline.run.jobs import PlannedJob
-from pipeline.score.fetch import data_set, fetch_questions
-from pipeline.score.tasks import build_benchmark, check_metric, check_task, choose, read_table
 from swiftkv.errors import UserError
 
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_choice_is_exact_in_size_seeded_and_without_repetition(limit):
-    chosen = choose([10, 4, 6], limit, 5)
+    chosen = choose_subsets([10, 4, 6], limit, 5)
     assert sum(map(len, chosen)) == limit
     for part, size in zip(chosen, [10, 4, 6], strict=True):
         assert part == sorted(set(part)) and set(part) <= set(range(size))
-    assert choose([10, 4, 6], limit, 5) == chosen != choose([10, 4, 6], limit, 6)
-    assert choose([2, 0, 3], None, 0) == choose([2, 0, 3], 9, 0) == [[0, 1], [], [0, 1, 2]]
+    assert choose_subsets([10, 4, 6], limit, 5) == chosen != choose_subsets([10, 4, 6], limit, 6)
+    assert choose_subsets([2, 0, 3], None, 0) == choose_subsets([2, 0, 3], 9, 0) == [[0, 1], [], [0, 1, 2]]
 
 
 def build(task, **changes):
@@ -169,7 +169,9 @@ def test_a_metric_that_is_a_mean_by_lm_evals_registry_passes():
 
 
 def test_unknown_task_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(KNOWN, "winogrand", KNOWN["winogrande"])  # reading all of lm-eval's tasks takes 10 s
+    monkeypatch.setitem(
+        KNOWN_TASKS, "winogrand", KNOWN_TASKS["winogrande"]
+    )  # reading all of lm-eval's tasks takes 10 s
     with refused("no task 'winogrand' .did you mean 'winogrande'"):
         check_task({"task": "winogrand"})
 
@@ -212,7 +214,7 @@ def made(tmp_path, monkeypatch):
     known = {"folder": str(folder), "split": "test", "asks": {"questions": 3, "prompt": 1}}
     for name in ("sized", "plain"):
         (folder / f"{name}.yaml").write_text(MADE["yaml"].format(name=name))
-        monkeypatch.setitem(KNOWN, name, Known.from_dict(known))
+        monkeypatch.setitem(KNOWN_TASKS, name, KnownTask.from_dict(known))
     for name in ("sized", "plain"):
         fetch_questions({"task": name, "source": None}, tmp_path / name)
     shared = {"shots": 0, "limit": None, "max_gen_toks": None, "filter": "none", "source": None, "tokenizer": "model"}

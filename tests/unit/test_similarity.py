@@ -6,7 +6,7 @@ from score_helpers import write_chats
 from tests.conftest import tiny_teacher
 
 from pipeline.config.settings import Fidelity
-from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
+from pipeline.quality.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
 def layer_inputs(model, document):
@@ -25,7 +25,7 @@ def layer_inputs(model, document):
 
 @pytest.mark.parametrize("chunk", [256, 3])
 def test_pairwise_equals_the_direct_computation(architecture, chunk, monkeypatch):
-    monkeypatch.setattr("pipeline.score.similarity.CHUNK", chunk)
+    monkeypatch.setattr("pipeline.quality.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
     sums, tokens = layer_similarity(model, documents)

@@ -79,7 +79,7 @@ def test_a_teacher_over_several_gpus_has_no_mask_that_stays_on_the_first(inputs,
     load = distill_teacher.load_base
     monkeypatch.setattr(distill_teacher, "load_base", lambda *given, device_map, **more: load(*given, **more))
     for module in (attention, distill_teacher):
-        monkeypatch.setattr(module, "choose", choose)
+        monkeypatch.setattr(module, "choose_kernel", choose)
     name, found = teacher(2)
     assert (one, name) == (attention.PACKED, attention.MASKED)
     for layer, hidden in found.items():

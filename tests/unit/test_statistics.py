@@ -91,5 +91,5 @@ def test_ratios_over_documents_cover():
 def test_the_interval_of_many_turns_goes_on_from_the_exact_one(monkeypatch):
     values = np.random.default_rng(2).normal(0, 1, 60).tolist()
     found = hodges_lehmann(values)
-    monkeypatch.setattr("pipeline.statistics.LARGE", 60)
+    monkeypatch.setattr("pipeline.statistics.MAX_EXACT_RANKS", 60)
     assert found == pytest.approx(hodges_lehmann(values), abs=0.01)

@@ -50,5 +50,5 @@ def test_another_way_to_draw_draws_anew(workflow):
     params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
     drawn = {rule: named["drawing"] for rule, named in params.items() if "drawing" in named}
     method = [f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")]
-    code = ["workflow/pipeline/artifacts", "workflow/pipeline/statistics.py", *method]
+    code = ["workflow/pipeline/artifacts", "workflow/pipeline/statistics.py", "workflow/pipeline/text.py", *method]
     assert drawn == dict.fromkeys(("table", "figure"), code_digest(*(ROOT / place for place in code)))

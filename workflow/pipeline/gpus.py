@@ -1,4 +1,4 @@
-"""Work that asks for GPUs never runs on the processor unsaid: what a job sees, and what its Python can use."""
+"""GPUs of jobs: limit a process to them, and raise an error instead of computing on the processor where they are missing."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def gpus_of(resources: Mapping[str, Any]) -> int:
 
 
 def asked_for(jobs: Iterable[Any]) -> bool:
-    """Whether any job, of a plan or of Snakemake, asks for real GPUs."""
+    """Return True if any job, of a plan or of Snakemake, asks for real GPUs."""
     return PRETEND not in os.environ and any(gpus_of(job.resources) for job in jobs)
 
 
 def python_of_jobs(methods: Iterable[str], root: str | Path) -> list[str]:
-    """How jobs start Python.
+    """Return the command that starts Python in jobs.
 
     Args:
         methods: the profile's software-deployment-method: none, conda or apptainer.

@@ -1,7 +1,7 @@
 """Confidence intervals of 95 %: of means, shares, ratios and differences. Every interval of an artifact comes from here.
 
 scipy computes them: Student's t where a standard error is measured over n values, Wilson's score interval for shares of few
-questions. Times are estimated by their logarithms: from `MANY` turns on by Hodges and Lehmann, below by the geometric mean.
+questions. Times are estimated by their logarithms: of many turns by Hodges and Lehmann, of few by the geometric mean.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
-LARGE = 50  # values from which on the signed-rank sum is taken for normal; up to here it is exact
-MANY = 8  # turns from which on no distribution is assumed; of 5, no such interval reaches 95 %
+MAX_EXACT_RANKS = 50  # samples up to which the signed-rank sum is exact; above it is taken for normal
+MIN_FOR_HODGES_LEHMANN = 8  # samples needed for the signed-rank interval; that of 5 does not reach 95 %
 
 
 class Estimate(NamedTuple):
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     high: float | None = None
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in another unit; `factor` is positive."""
+        """Return the estimate in another unit; `factor` is positive."""
         return Estimate(*(None if number is None else factor * number for number in self))
 
     def complement(self) -> Estimate:
@@ -70,11 +70,12 @@ def wilson(hits: float, number: int) -> tuple[float, float]:
 def of_turns(times: Sequence[float]) -> Estimate:
     """Estimate a time that was measured repeatedly, on a logarithmic scale.
 
-    With `MANY` times or more, one of which may have met another program, by `hodges_lehmann`; with fewer by the geometric
-    mean and Student's t. Of 12 turns, one in ten of which is 10 to 80 % off, both hold 95 %, the former in a third of the width.
+    With `MIN_FOR_HODGES_LEHMANN` times or more, one of which may have met another program, by `hodges_lehmann`; with fewer by
+    the geometric mean and Student's t. Of 12 turns, one in ten of which is 10 to 80 % off, both hold 95 %, the former in a
+    third of the width.
     """
     logs = [math.log(time) for time in times]
-    found = hodges_lehmann(logs) if len(logs) >= MANY else estimate(*mean_and_stderr(logs), len(logs))
+    found = hodges_lehmann(logs) if len(logs) >= MIN_FOR_HODGES_LEHMANN else estimate(*mean_and_stderr(logs), len(logs))
     value, ends = math.exp(found.value), (None if end is None else math.exp(end) for end in (found.low, found.high))
     return Estimate(value, found.stderr and found.stderr * value, *ends)
 
@@ -90,7 +91,7 @@ def hodges_lehmann(values: Sequence[float]) -> Estimate:
     number = len(values)
     means = np.add.outer(values, values)[np.triu_indices(len(values))] / 2
     means.sort()
-    if number > LARGE:
+    if number > MAX_EXACT_RANKS:
         deviation = math.sqrt(number * (number + 1) * (2 * number + 1) / 24)
         outside = int(number * (number + 1) / 4 - stats.norm.ppf(0.5 + LEVEL / 2) * deviation)
     else:

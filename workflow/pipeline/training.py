@@ -12,13 +12,13 @@ from pipeline.card import write_card
 from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
 from swiftkv.distill import packing, teacher
-from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
+from swiftkv.distill.recipe import FitSettings, ForwardSettings, PackingSettings, Recipe, WeightSettings
 from swiftkv.distill.trainer import train
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
 
-def pack(model_source: Path, data: Path, recipe: Packing, output: Path) -> None:
+def pack(model_source: Path, data: Path, recipe: PackingSettings, output: Path) -> None:
     """Tokenize chats with the model's chat template and pack them into rows (`packing.pack_chats`).
 
     Args:
@@ -32,7 +32,9 @@ def pack(model_source: Path, data: Path, recipe: Packing, output: Path) -> None:
     packing.pack_chats(Path(source["path"]), data, recipe, output, origin)
 
 
-def teacher_states(model_source: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:
+def teacher_states(
+    model_source: Path, data: Path, recipe: ForwardSettings, layers: Sequence[int], output: Path
+) -> None:
     """Compute the teacher's states on the packed rows (`teacher.write_teacher_states`).
 
     Args:
@@ -45,7 +47,7 @@ def teacher_states(model_source: Path, data: Path, recipe: Teaching, layers: Seq
     teacher.write_teacher_states(Path(read_source(model_source)["path"]), data, recipe, layers, output)
 
 
-def moments(model_source: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
+def moments(model_source: Path, data: Path, recipe: FitSettings, layers: Sequence[int], output: Path) -> None:
     """Compute the regressions that fitted starts are made from (`teacher.write_moments`).
 
     Args:
@@ -62,8 +64,8 @@ def distill(
     model_source: Path,
     variant: str,
     spec: SwiftKVSpec | None,
-    recipe: Distilling,
-    course: dict[str, Any],
+    recipe: WeightSettings,
+    runtime_settings: dict[str, Any],
     data: Path,
     state_dir: Path,
     checkpoint: Path,
@@ -83,8 +85,8 @@ def distill(
         model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
         variant: name of the variant.
         spec: the rewiring; null trains the model as it is.
-        recipe: what decides the trained weights.
-        course: the rest of the recipe, which decides memory, speed and when states are saved.
+        recipe: settings that change the trained weights.
+        runtime_settings: the rest of the recipe: memory, speed and when states are saved.
         data: packed rows.
         state_dir: folder for resumable state.
         checkpoint: folder of the trained checkpoint.
@@ -96,7 +98,7 @@ def distill(
     """
     source = read_source(model_source)
     # By a relative path, so that links to it are relative and results can be moved.
-    model, whole = Path(os.path.relpath(source["path"])), Recipe(**dict(recipe), **course)
+    model, whole = Path(os.path.relpath(source["path"])), Recipe(**dict(recipe), **runtime_settings)
     done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is None:  # not the first rank
         return
@@ -105,7 +107,7 @@ def distill(
         steps = list(csv.DictReader(file))
     first, last = steps[0], steps[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
-    gpus, names = gpus_of(done.machines)
+    gpus, names = gpus_used(done.machines)
     known = measurement(
         "training",
         model=source,
@@ -134,8 +136,8 @@ def distill(
     write_card(record, checkpoint / "README.md")
 
 
-def gpus_of(machines: list[list]) -> tuple[float, str | None]:
-    """How many GPUs a training ran on, a mean over the time if not always as many, and the names of all."""
+def gpus_used(machines: list[list]) -> tuple[float, str | None]:
+    """Return the number of GPUs of a training, a mean over the time if it changed, and the names of all."""
     counts = {ranks if name else 0 for ranks, name, _ in machines}
     spent = sum(seconds for *_, seconds in machines)
     busy = sum(ranks * seconds for ranks, name, seconds in machines if name)

@@ -8,9 +8,9 @@ from pipeline.stages import rule_of
 
 
 def on_gpus(stage, alone=None):
-    """What a job asks for that runs a model: GPUs, nodes, and what `gpu_jobs` adds on this cluster.
+    """Return the resources of a job that runs a model: GPUs, nodes, and what `gpu_jobs` adds on this cluster.
 
-    `alone` says, by wildcards, whether it must have its node to itself, which leaves the node's other GPUs idle.
+    `alone`, a function of wildcards, returns True if the job needs a node of its own, which leaves the node's other GPUs idle.
     """
 
     def gpus(w):
@@ -61,14 +61,14 @@ def on_gpus(stage, alone=None):
     return asked
 
 
-def if_granted(stage, priority=0):
-    """A job's priority; the run ends where its model would not get the GPUs and nodes that it asks for.
+def priority_or_exit(stage, priority=0):
+    """Return a job's priority; exit if the profile has fewer GPUs or nodes than its model needs.
 
-    Snakemake would cut the GPUs to what the profile shares out, without a word. Of all that it evaluates before a run or
-    a dry run starts, priorities alone are those of the jobs that are to run.
+    Snakemake would silently reduce the GPUs to what the profile has. Of all that it evaluates before a run or a dry run
+    starts, only priorities are evaluated for the jobs that are to run and no others.
     """
 
-    def granted(w):
+    def priority_of(w):
         model = scale.models[w.model]
         gpus, nodes = getattr(model.gpus, stage), getattr(model.nodes, stage, 1)
         limit = workflow.global_resources.get("gpu").value
@@ -85,7 +85,7 @@ def if_granted(stage, priority=0):
             )
         return priority
 
-    return granted
+    return priority_of
 
 
 def number_of_gpus(w, resources):
@@ -109,7 +109,7 @@ def launcher(w, resources):
     if nodes == 1:
         # Ranks would look for this machine's full name, which need not have an address.
         return f"{patience} torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {gpus}"
-    free_port = "from pipeline.measure.process import free_port; print(free_port())"
+    free_port = "from pipeline.engines.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
     gpus //= nodes
@@ -206,12 +206,12 @@ def refuse_what_cannot_run():
 def hand_over_progress(profile):
     """Give the terminal the steps of this run, with their estimates."""
     from pipeline.run.estimate import estimates
-    from pipeline.run.progress import Progress
+    from pipeline.run.progress import RunProgress
 
     dag = workflow.dag
     jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     found = estimates(profile, scale, list(jobs.values()), finished)
-    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
+    progress = RunProgress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

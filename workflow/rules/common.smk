@@ -1,4 +1,4 @@
-"""Checks the configuration before anything runs, and turns its names into the slices the rules pass on."""
+"""Check the configuration before anything runs, and define the functions of rules, which Snakemake's linter wants together."""
 
 import json
 import sys
@@ -17,8 +17,8 @@ from pipeline.run.jobs import checked, refuse_replaced_configuration
 from pipeline.measure.job import ServingSettings
 from pipeline.measure.run import KINDS, engine_key, read_point
 from pipeline.records import code_digest
-from pipeline.score import fetch
-from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
+from pipeline.quality import fetch
+from swiftkv.distill.recipe import FitSettings, ForwardSettings, PackingSettings, Recipe, WeightSettings
 from pipeline.sources import with_state
 
 try:
@@ -54,34 +54,42 @@ def spec_json(w):
 
 @command_line
 def source_of_job(source):
-    """A source as programs take it: in its present state, so that what is made of a local one is made again when its files
-    change; and not whether it is gated, which changes nothing that is made."""
+    """Return a source for a job's parameters: without `gated`, with sizes and times of local files, so that jobs rerun when files
+    change."""
     return source and with_state(source.model_dump(exclude_unset=True, exclude={"gated"}))
 
 
 def source_json(source):
-    """The same as JSON."""
+    """Return a source for a job's parameters, as JSON."""
     return json.dumps(source_of_job(source))
 
 
 def sources_json(mix):
-    """The sources of a data mix, as JSON."""
+    """Return the sources of a data mix, as JSON."""
     return json.dumps([source_of_job(source) for source in scale.data[mix].sources])
 
 
+def untracked(value):
+    """Turn a function of wildcards into a parameter that does not make jobs rerun, as it changes no result.
+
+    Snakemake does not compare parameters whose function takes `output` with those of the last run.
+    """
+    return lambda w, output: value(w)
+
+
 def variants_with(wanted):
-    """A regular expression for the names of the variants for which `wanted` is true."""
+    """Return a regular expression for the names of the variants for which `wanted` is true."""
     return pattern(name for name, variant in scale.variants.items() if wanted(variant))
 
 
 def recipe_of(w):
-    """The name of the recipe that a job is of, or of its variant's."""
+    """Return the name of a job's recipe, or of its variant's."""
     return w.recipe if hasattr(w, "recipe") else scale.variants[w.variant].recipe
 
 
 @command_line
 def recipe_json(w, part, beyond=None):
-    """The settings of a recipe that a class of them has, as JSON: those of `part`, without those of `beyond`."""
+    """Return the settings of a recipe that class `part` has and class `beyond` does not, as JSON."""
     names = part.model_fields.keys() - (beyond.model_fields.keys() if beyond else ())
     recipe = scale.recipe(w.model, recipe_of(w))
     if hasattr(w, "variant"):
@@ -91,30 +99,30 @@ def recipe_json(w, part, beyond=None):
 
 
 def folder_of(file):
-    """The folder of a checkpoint, of which jobs name one file: Snakemake would leave a file of its own in a folder."""
+    """Return the folder of a checkpoint's file; rules name one file, as Snakemake would leave a file of its own in a folder."""
     return os.path.dirname(file) if file else []
 
 
 def checkpoint_file(w):
-    """A file of the checkpoint that a variant is measured on; none for the unchanged model."""
+    """Return a file of the checkpoint that a variant is measured on; none for the unchanged model."""
     changed = scale.variants[w.variant].changed
     return f"<results>/checkpoints/{w.model}/{w.variant}/config.json" if changed else []
 
 
 @command_line
 def early_exit_checkpoint(w):
-    """The trained checkpoint of a variant that can exit early."""
+    """Return a file of the trained checkpoint of a variant that can exit early."""
     scale.check_early_exit(w.variant)
     return checkpoint_file(w)
 
 
 def tasks_of(w, group):
-    """The tasks that a job scores: those of a set, or the one that its output names."""
+    """Return the tasks that a job scores: those of a set, or the one that its output names."""
     return scale.sets.tasks[group] if group else [w.task]
 
 
 def question_folders(w, group):
-    """The folders with the questions of a job's tasks, of those that come from the hub."""
+    """Return the folders with questions of those of a job's tasks that come from the hub."""
     return [
         f"<results>/questions/{task}"
         for task in tasks_of(w, group)
@@ -123,21 +131,21 @@ def question_folders(w, group):
 
 
 def answers_folder(w, output):
-    """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
+    """Return the folder for a job's answers so far. Not an output: Snakemake would delete it when the job is killed."""
     results = Path(scale.pathvars.results)
     place = Path(output[0]).relative_to(results)
     return str(results / "job-state" / place.with_name(place.stem))
 
 
 def questions_of(w):
-    """The lm-eval task and the source whose questions a job fetches."""
+    """Return the lm-eval task and the source of the questions that a job fetches."""
     task = scale.tasks[w.task]
     return {"task": task.task, "source": source_of_job(task.source)}
 
 
 @command_line
 def tasks_json(w, group):
-    """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
+    """Return the entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
     entries = []
     for task in tasks_of(w, group):
         entry = scale.tasks[task].model_dump(include=Scored.model_fields.keys())
@@ -148,9 +156,9 @@ def tasks_json(w, group):
     return f"{{{', '.join(entries)}}}"  # in the order of the outputs
 
 
-def of_family(family, untrained):
-    """A function of a reading's wildcards: `family` of those of a family, `untrained` of those of a variant."""
-    return lambda w: family(w) if w.variant in FAMILIES else untrained(w)
+def of_family(family, variant):
+    """Return a function of wildcards: `family` for families, `variant` for trained variants."""
+    return lambda w: family(w) if w.variant in FAMILIES else variant(w)
 
 
 # Training
@@ -158,26 +166,26 @@ def of_family(family, untrained):
 
 @command_line
 def shared_file(w, folder, part):
-    """A file of a recipe, or of a variant's; recipes that agree in the settings of `part` share that of the first."""
+    """Return a file of a job's recipe; recipes with equal settings of class `part` share that of the first."""
     return f"<results>/{folder}/{w.model}/{scale.recipes_sharing(w.model, recipe_of(w), part)[0]}.safetensors"
 
 
 def packed_rows(w):
-    """The packed rows of a recipe."""
-    return shared_file(w, "packed", Packing)
+    """Return the packed rows of a recipe."""
+    return shared_file(w, "packed", PackingSettings)
 
 
 def teacher_states_file(w):
-    """The stored teacher states, if the recipe has a teacher and asks for them."""
+    """Return the file of the teacher's states, if the recipe has a teacher and stores them."""
     recipe = scale.recipe(w.model, recipe_of(w))
     stored = recipe.loss != "lm" and recipe.teacher_states == "stored"
-    return shared_file(w, "teacher", Teaching) if stored else []
+    return shared_file(w, "teacher", ForwardSettings) if stored else []
 
 
 def moments_file(w):
-    """What a variant's start is fitted to, if its recipe fits it."""
+    """Return the file of the regressions that a variant starts from, if its recipe has a fitted start."""
     fitted = recipe_of(w) and scale.recipe(w.model, recipe_of(w)).start == "fitted"
-    return shared_file(w, "moments", Fitting) if fitted else []
+    return shared_file(w, "moments", FitSettings) if fitted else []
 
 
 # Serving
@@ -186,9 +194,9 @@ def moments_file(w):
 @cache
 @command_line
 def serving_groups():
-    """The points that artifacts show of one engine, and the cases that they are shown of.
+    """Group the points of artifacts that one engine can measure, with the cases that they are shown for.
 
-    `make demo` and its like measure nothing else: points of a set of artifacts are with those of the same sets.
+    `make demo` and its like measure nothing else: only points of the same sets of artifacts are in a group.
 
     Returns:
         Name of a rule -> points, in the configuration's order, and cases, "model/variant/kv_cache".
@@ -197,7 +205,7 @@ def serving_groups():
     standard = contents.standard(scale)
     for artifact in sorted(contents.names(scale), key=lambda artifact: artifact not in standard):
         sets = {name for name, members in scale.sets.artifacts.items() if artifact in members}
-        for file in contents.needs(scale, artifact).get("serving", []):
+        for file in contents.input_files(scale, artifact).get("serving", []):
             place = Path(file).with_suffix("").parts[-4:]
             if artifact in standard:
                 shown.setdefault(place, set()).update(sets)
@@ -211,27 +219,27 @@ def serving_groups():
         groups.setdefault(tuple(points), []).append(case)
     named = {}
     for points, cases in groups.items():
-        alike = sum(points[0] == other[0] for other, _ in named.values())
-        named[f"measure_{points[0]}" + (f"_{alike + 1}" if alike else "")] = points, cases
+        same_first = sum(points[0] == other[0] for other, _ in named.values())
+        named[f"measure_{points[0]}" + (f"_{same_first + 1}" if same_first else "")] = points, cases
     return named
 
 
 def models_of(cases):
-    """A regular expression for the model of one of some cases, by the end of the path; of any where there are none."""
+    """Return a regular expression for the models of cases, which the end of the path names; without cases for all models."""
     ends = "|".join(map(re.escape, cases))
     return (f"(?=(?:{ends})\\.json$)" if cases else "") + f"(?:{pattern(scale.models)})"
 
 
 def ungrouped_points():
-    """A regular expression for a point that no artifact shows of the case at the end of the path."""
+    """Return a regular expression for points that no artifact shows for the case at the end of the path."""
     grouped = [
         f"{point}/{case}.json" for points, cases in serving_groups().values() for point in points for case in cases
     ]
     return f"(?!(?:{pattern(grouped)})$)(?:{pattern(scale.serving.points)})"
 
 
-def apply_settings_of(name, other):
-    """Let a profile's set-threads and set-resources of a rule be those of another that is not written yet."""
+def copy_overrides(name, other):
+    """Copy a profile's set-threads and set-resources of a rule to another one, which is generated afterwards."""
     settings = workflow.resource_settings
     for named in (settings._parsed_overwrite_threads, settings._parsed_overwrite_resources):
         if name in named:
@@ -243,7 +251,7 @@ def serves_dummy(w):
 
 
 def model_file(w):
-    """The resolved model; where nothing but its dimensions is needed, the file of those."""
+    """Return the file of the resolved model, or that of its dimensions if only these are needed."""
     architecture = scale.models[w.model].architecture
     if serves_dummy(w) and architecture:
         return shipped(architecture)
@@ -251,7 +259,7 @@ def model_file(w):
 
 
 def served_file(w):
-    """A file of the checkpoint that is served, trained or without weights; none for the source model itself."""
+    """Return a file of the checkpoint that is served, trained or without weights; none for the source model itself."""
     if serves_dummy(w):
         variant = w.variant if scale.variants[w.variant].rewired else "baseline"
         return f"<results>/dummy/{w.model}/{variant}/config.json"
@@ -259,18 +267,18 @@ def served_file(w):
 
 
 def baseline_file(w, points):
-    """A file of the baseline's checkpoint without weights, where a variant is measured in turns with it."""
+    """Return a file of the baseline's checkpoint without weights, if a variant is measured in turns with it."""
     compared = any(map(scale.in_turns, points or [w.point])) and w.variant != "baseline" and serves_dummy(w)
     return f"<results>/dummy/{w.model}/baseline/config.json" if compared else []
 
 
 def measured_alone(points):
-    """Whether the numbers of one of some points would be others beside other jobs."""
+    """Return True if other jobs on the machine would change the numbers of one of the points."""
     return any(KINDS[scale.serving.points[point].measure].alone for point in points)
 
 
 def chats_file(w, points):
-    """The chats that points send, of which one engine has one kind; none where all send random tokens."""
+    """Return the file of the chats that points send, one kind an engine; none if all send random tokens."""
     files = {
         "heldout": "<results>/data/heldout.jsonl",
         "reading": f"<results>/data/{scale.reading.data}/train.jsonl",
@@ -280,7 +288,7 @@ def chats_file(w, points):
 
 
 def serving_json(w, points):
-    """What is served and the points, as JSON."""
+    """Return the model that is served and its points, as JSON."""
     variant = scale.variants[w.variant]
     weights = "dummy" if serves_dummy(w) else "trained" if served_file(w) else "original"
     spec = scale.spec(w.model, w.variant)
@@ -295,28 +303,28 @@ def serving_json(w, points):
 
 # Tables and figures
 
-# Of what draws, counts and estimates: an artifact is drawn anew by other code.
+# Of the code that draws, counts and estimates: artifacts are drawn again when it changes.
 DRAWING = code_digest(
-    *(Path(PROJECT) / place for place in ("workflow/pipeline/artifacts", "workflow/pipeline/statistics.py")),
+    *(Path(PROJECT) / f"workflow/pipeline/{name}" for name in ("artifacts", "statistics.py", "text.py")),
     *(Path(PROJECT) / f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")),
 )
 
 
 @command_line
 def files_of_artifact(w):
-    """The measurement and published files an artifact is made of, by name."""
+    """Return the measurement and published files that an artifact is made of, by name."""
     contents.check_made(scale, w.artifact)
-    needed = contents.needs(scale, w.artifact).items()
+    needed = contents.input_files(scale, w.artifact).items()
     return {name: [shipped(path) for path in paths] for name, paths in needed}
 
 
 def entry_json(w):
-    """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
+    """Return an artifact's entry with all it refers to, as JSON; a changed one makes the artifact again."""
     return json.dumps(contents.resolve(scale, w.artifact))
 
 
 def files_of_artifacts(names):
-    """The files of some artifacts: those among them that this scale makes."""
+    """Return the files of the artifacts among `names` that this scale makes."""
     return [
         f"<results>/{form}s/{artifact}.{ending}"
         for form, endings in FORMS.items()

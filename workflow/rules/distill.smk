@@ -5,7 +5,7 @@ OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model
          <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
          <results>/checkpoints/{model}/{variant}/{config.json,README.md}, <results>/training/{model}/{variant}.{csv,json}
 
-Recipes that agree in what decides a file share it; it has the name of the first of them.
+Recipes with equal settings for a file share it; it has the name of the first of them.
 """
 
 
@@ -26,7 +26,7 @@ rule pack:
         "<benchmarks>/pack/{model}/{recipe}.tsv"
     priority: 10
     params:
-        recipe=lambda w: recipe_json(w, Packing),
+        recipe=lambda w: recipe_json(w, PackingSettings),
     shell:
         """
         exec &> >(tee {log:q})
@@ -49,13 +49,13 @@ rule teacher_states:
         "<logs>/teacher_states/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/teacher_states/{model}/{recipe}.tsv"
-    priority: if_granted("score", 10)
+    priority: priority_or_exit("score", 10)
     threads: 1
     resources:
         **on_gpus("score"),
     params:
         gpus=number_of_gpus,
-        recipe=lambda w: recipe_json(w, Teaching),
+        recipe=lambda w: recipe_json(w, ForwardSettings),
         layers=lambda w: scale.stored_layers(w.model, w.recipe),
     shell:
         """
@@ -82,13 +82,13 @@ rule moments:
         "<logs>/moments/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/moments/{model}/{recipe}.tsv"
-    priority: if_granted("score", 10)
+    priority: priority_or_exit("score", 10)
     threads: 1
     resources:
         **on_gpus("score"),
     params:
         gpus=number_of_gpus,
-        recipe=lambda w: recipe_json(w, Fitting),
+        recipe=lambda w: recipe_json(w, FitSettings),
         layers=lambda w: scale.fitted_layers(w.model, w.recipe),
     shell:
         """
@@ -121,7 +121,7 @@ rule distill:
         "<benchmarks>/distill/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=variants_with(lambda variant: variant.recipe),
-    priority: if_granted("distill", 10)
+    priority: priority_or_exit("distill", 10)
     container:
         training_image
     threads: 1
@@ -132,9 +132,8 @@ rule distill:
         checkpoint=lambda w, output: folder_of(output.checkpoint),
         launcher=launcher,
         spec=spec_json,
-        recipe=lambda w: recipe_json(w, Distilling),
-        # Asks for the input only to be no trigger: it changes no weight.
-        course=lambda w, input: recipe_json(w, Recipe, beyond=Distilling),
+        recipe=lambda w: recipe_json(w, WeightSettings),
+        runtime_settings=untracked(lambda w: recipe_json(w, Recipe, beyond=WeightSettings)),
         minutes=lambda w, resources: resources.get("runtime", []),
         # Not an output: Snakemake would delete the progress of a job that was killed.
         state=lambda w: f"{scale.pathvars.results}/training-state/{w.model}/{w.variant}",
@@ -146,7 +145,7 @@ rule distill:
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --recipe {params.recipe:q} \
-            --course {params.course:q} \
+            --runtime-settings {params.runtime_settings:q} \
             --data {input.data:q} \
             --teacher-states {input.teacher:q} \
             --moments {input.moments:q} \

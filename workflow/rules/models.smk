@@ -17,8 +17,7 @@ rule resolve_model:
     benchmark:
         "<benchmarks>/resolve_model/{model}.tsv"
     params:
-        # Asks for the output only to be no trigger: tables take titles from the configuration.
-        title=lambda w, output: scale.models[w.model].title,
+        title=untracked(lambda w: scale.models[w.model].title),  # tables take titles from the configuration
         source=lambda w: source_json(scale.models[w.model].source),
         template=lambda w: source_json(scale.models[w.model].chat_template),
         layers=lambda w: scale.models[w.model].num_hidden_layers,

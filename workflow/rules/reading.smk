@@ -1,9 +1,9 @@
-"""What a long prompt still gives, of trained variants and of families that no training changed.
+"""How much a prompt's text lowers the bits of the answer, for trained variants and for untrained families.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl, and of a trained variant
                  <results>/checkpoints/{model}/{variant}/config.json, of the fitted family <results>/packed/{model}/{recipe}.safetensors
 OUTPUTS: <results>/reading/{model}/{variant}.json (copied, fitted: the families),
-         <results>/reading/{model}/{recipe}.safetensors (what the fitted family is fitted to)
+         <results>/reading/{model}/{recipe}.safetensors (regressions of the fitted family)
 """
 
 
@@ -24,7 +24,7 @@ rule evaluate_reading:
         "<benchmarks>/evaluate_reading/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=pattern([*FAMILIES, *(name for name, variant in scale.variants.items() if variant.rewired)]),
-    priority: if_granted("score")
+    priority: priority_or_exit("score")
     threads: 1
     resources:
         **on_gpus("score"),

@@ -33,7 +33,7 @@ for group in [None, *scale.scoring.together]:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.tsv"
         wildcard_constraints:
             variant=SCORED,
-        priority: if_granted("score")
+        priority: priority_or_exit("score")
         threads: 1
         resources:
             **on_gpus("score"),
@@ -79,7 +79,7 @@ rule fidelity:
         "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
         variant=SCORED,
-    priority: if_granted("score")
+    priority: priority_or_exit("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -118,7 +118,7 @@ rule evaluate_early_exit:
         "<logs>/evaluate_early_exit/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/evaluate_early_exit/{model}/{variant}.tsv"
-    priority: if_granted("score")
+    priority: priority_or_exit("score")
     threads: 1
     resources:
         **on_gpus("score"),

@@ -34,7 +34,7 @@ rule dummy_checkpoint:
 # `measure_<group>`: a single one that is wanted brings the others. `measure` makes any other point alone. A profile's
 # settings of `measure` are those of all.
 for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
-    apply_settings_of("measure", group)
+    copy_overrides("measure", group)
     point = points[0] if points else "{point}"
 
     rule:
@@ -56,16 +56,15 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
         wildcard_constraints:
             point=ungrouped_points(),
             model=models_of(cases),
-        priority: if_granted("serve")
+        priority: priority_or_exit("serve")
         threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
         resources:
             **on_gpus("serve", lambda w, points=points: measured_alone(points or [w.point])),
         params:
             settings=lambda w, points=points: serving_json(w, points),
             gpus=lambda w: scale.models[w.model].gpus.serve,
-            # These ask for the input only to be no triggers: they change no number.
-            title=lambda w, input: scale.models[w.model].title,
-            start_timeout=lambda w, input: scale.serving.engine.start_timeout,
+            title=untracked(lambda w: scale.models[w.model].title),
+            start_timeout=untracked(lambda w: scale.serving.engine.start_timeout),
             served=lambda w, input: folder_of(input.served),
             baseline=lambda w, input: folder_of(input.baseline),
             state=answers_folder,

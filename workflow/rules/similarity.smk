@@ -16,7 +16,7 @@ rule similarity:
         "<logs>/similarity/{model}.log",
     benchmark:
         "<benchmarks>/similarity/{model}.tsv"
-    priority: if_granted("score")
+    priority: priority_or_exit("score")
     threads: 1
     resources:
         **on_gpus("score"),

@@ -1,7 +1,7 @@
 """Snakemake's `--logger swiftkv`, which prints the lines of `pipeline.run.progress`.
 
-The run hands its `Progress` over in a record (`onstart` in the Snakefile). Until then, and in a dry run, Snakemake's own messages
-are printed, without its preparations.
+The run hands its `RunProgress` over in a record (`onstart` in the Snakefile). Until then, and in a dry run, Snakemake's own
+messages are printed, without its preparations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 if TYPE_CHECKING:
-    from pipeline.run.progress import Progress
+    from pipeline.run.progress import RunProgress
 
 # Messages of every run: preparations, and what the summary repeats.
 UNSAID = re.compile(
@@ -55,7 +55,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         settings = self.common_settings
         ColorizingTextHandler.__init__(self, settings.nocolor, sys.stdout if settings.stdout else sys.stderr)
         self.console = Console(stderr=not settings.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self.progress: Progress | None = None
+        self.progress: RunProgress | None = None
         self.live: Live | None = None
         self.ended = False  # by its user, so steps that end now have not failed
 

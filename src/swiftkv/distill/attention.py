@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
 from swiftkv.device import compute_device
-from swiftkv.distill.recipe import Teaching
+from swiftkv.distill.recipe import ForwardSettings
 from swiftkv.errors import UserError
 from swiftkv.models.attention import sample_lengths
 
@@ -27,7 +27,7 @@ LONGEST_ROW = 1024  # on CPUs, as probabilities are kept for the backward pass
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def choose(recipe: Teaching, window: int | None = None) -> str:
+def choose_kernel(recipe: ForwardSettings, window: int | None = None) -> str:
     """Choose the attention function of a training on this machine; cheap, so that it can stand before anything is loaded.
 
     Args:

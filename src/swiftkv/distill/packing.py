@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from swiftkv.chats import CHAT_DATE, check_refusals, padding_id, read_chats, render
 from swiftkv.distill.progress import say
-from swiftkv.distill.recipe import Packing
+from swiftkv.distill.recipe import PackingSettings
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_tokenizer
@@ -40,7 +40,9 @@ class Sample:
         return len(self.ids)
 
 
-def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: dict[str, Any] | None = None) -> None:
+def pack_chats(
+    model: Path, data: Path, recipe: PackingSettings, output: Path, origin: dict[str, Any] | None = None
+) -> None:
     """Tokenize chats with a model's chat template and pack them into rows of the recipe's length.
 
     Args:

@@ -60,7 +60,7 @@ class LossLog:
         self._file.close()
 
 
-class Progress:
+class ProgressLines:
     """Prints a line at the start, at the end and every `INTERVAL` seconds in between."""
 
     def __init__(self, what: str, total: int, unit: str = "step", done: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""How a variant is trained: one recipe of the configuration, as the trainer takes it. Pure, no torch: planning reads it too."""
+"""Recipes: how a variant is trained. Importing this imports no torch, as planning reads recipes too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PAUSE = 10  # between two training states passes at least so many times what one takes
 
 
-class Packing(Section):
-    """What decides the packed rows; recipes that agree in it share them."""
+class PackingSettings(Section):
+    """Settings that change the packed rows; recipes with equal ones share a file."""
 
     data: Text = key("A key under data.")
     max_length: Annotated[Whole, Field(ge=2)] = key("Tokens a packed row.")
@@ -29,8 +29,8 @@ class Packing(Section):
     seed: Seed = key("Seed of sample order and packing.")
 
 
-class Teaching(Packing):
-    """What decides the teacher's states on packed rows."""
+class ForwardSettings(PackingSettings):
+    """Settings that change forward passes over packed rows, and so the teacher's states."""
 
     micro_batch_size: Whole = key("Packed rows a rank computes at once.")
     dtype: Literal["auto", "bfloat16", "float32"] = key(
@@ -55,15 +55,15 @@ class Teaching(Packing):
         return getattr(torch, self.dtype)
 
 
-class Fitting(Teaching):
-    """What decides the regressions of a fitted start."""
+class FitSettings(ForwardSettings):
+    """Settings that change the regressions of a fitted start."""
 
     start_tokens: Whole = key("Tokens a fit is made from, rounded up to whole micro-batches.")
     start_ridge: NotNegative = key("Penalty of the regressions, as a share of the mean square of a feature.")
 
 
-class Distilling(Fitting):
-    """What decides the trained weights, besides the model and its rewiring."""
+class WeightSettings(FitSettings):
+    """Settings that change the trained weights, besides the model and its rewiring."""
 
     loss: Literal["distillation", "lm"] = key("From the teacher's logits, or `lm`: next-token cross-entropy.")
     temperature: Positive = key("T of the distillation loss.")
@@ -95,8 +95,8 @@ class Distilling(Fitting):
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage; in the configuration the model's.", 2)
 
 
-class Recipe(Distilling):
-    """A training recipe; the paper's values (App. B.1) stand in the configuration."""
+class Recipe(WeightSettings):
+    """A training recipe, also with settings of memory, speed and states; the paper's values (App. B.1) stand in config.yaml."""
 
     teacher_states: Literal["online", "stored"] = key("Whether the teacher runs in every step or once for all.")
     checkpoint_every: Whole = key("Optimizer steps between two resumable states, at most.")
@@ -117,7 +117,7 @@ class Recipe(Distilling):
 
     @property
     def checkpoint_activations(self) -> bool:
-        """Whether the student's layers are recomputed in the backward pass."""
+        """Return True if the student's layers are recomputed in the backward pass."""
         return self.zero_stage == 3 if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     def check_spec(self, spec: SwiftKVSpec | None) -> None:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from swiftkv.device import rank, ranks
 from swiftkv.distill.progress import say
-from swiftkv.distill.recipe import Distilling
+from swiftkv.distill.recipe import WeightSettings
 from swiftkv.errors import UserError
 from swiftkv.io import checksum, digest, read_json, text_of, write_json, write_text
 from swiftkv.spec import SwiftKVSpec
@@ -30,11 +30,11 @@ KEPT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
-def fingerprint(recipe: Distilling, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
-    """What decides the result of a training: recipe, spec (or None), the model's weights and the packed data."""
+def fingerprint(recipe: WeightSettings, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
+    """Return what determines the result of a training: recipe, spec (or None), the model's weights and the packed data."""
     files = sorted(model.glob("*.safetensors")) + [model / "config.json"]
     return {
-        "recipe": recipe.model_dump(include=set(Distilling.model_fields)),
+        "recipe": recipe.model_dump(include=set(WeightSettings.model_fields)),
         "spec": None if spec is None else dataclasses.asdict(spec),
         "model": {file.name: digest(file) for file in files},
         "data": digest(data),

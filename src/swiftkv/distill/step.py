@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
-from swiftkv.distill.recipe import Recipe, Teaching
+from swiftkv.distill.recipe import ForwardSettings, Recipe
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -166,9 +166,9 @@ class FineTuningStep(Step):
         return self.recipe.logits_weight * loss, torch.stack([loss, *[torch.zeros_like(loss)] * 2]).detach()
 
 
-def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
+def use_attention(recipe: ForwardSettings, *models: PreTrainedModel) -> str:
     """Switch the models to the attention function that fits recipe and machine; its name."""
-    name = attention.choose(recipe, getattr(models[0].config, "sliding_window", None))
+    name = attention.choose_kernel(recipe, getattr(models[0].config, "sliding_window", None))
     for model in models:
         model.set_attn_implementation(name)
     return name

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from swiftkv.device import compute_device
-from swiftkv.distill.attention import FLEX, MASKED, arguments, choose
+from swiftkv.distill.attention import FLEX, MASKED, arguments, choose_kernel
 from swiftkv.distill.moments import FINAL, MomentSums
 from swiftkv.distill.packing import PackedRows, gather_rows
-from swiftkv.distill.progress import Progress
-from swiftkv.distill.recipe import Fitting, Recipe, Teaching
+from swiftkv.distill.progress import ProgressLines
+from swiftkv.distill.recipe import FitSettings, ForwardSettings, Recipe
 from swiftkv.distill.step import use_attention
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, digest
@@ -37,7 +37,7 @@ def entering(layer: int) -> str:
 class Teacher:
     """Runs a model over packed rows, micro-batch by micro-batch."""
 
-    def __init__(self, model: Path, data: Path, recipe: Teaching, layers: Sequence[int]) -> None:
+    def __init__(self, model: Path, data: Path, recipe: ForwardSettings, layers: Sequence[int]) -> None:
         """Load the model and open the rows.
 
         Args:
@@ -49,7 +49,7 @@ class Teacher:
         Raises:
             UserError: the model, the data or a layer is impossible, missing or damaged.
         """
-        attention = choose(recipe)  # raises before the model is loaded
+        attention = choose_kernel(recipe)  # raises before the model is loaded
         self.rows = PackedRows(data)
         several_gpus = torch.cuda.device_count() > 1
         base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if several_gpus else None)
@@ -98,7 +98,7 @@ class Teacher:
             yield wanted, hidden, (text, positions)
 
 
-def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:
+def write_teacher_states(model: Path, data: Path, recipe: ForwardSettings, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over all packed rows and write its states: those of "online", but for the rounding of products.
 
     Args and errors are those of `Teacher`; `layers` are every l and the layers that recipes compare. `output` is one
@@ -109,7 +109,7 @@ def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequ
     rows, description = teacher.rows, {"layers": teacher.layers, **states_identity(model, data, recipe)}
     names = {FINAL: FINAL} | {layer: entering(layer) for layer in teacher.layers}
     shape = (rows.rows, rows.max_length, teacher.width)
-    progress = Progress("teacher states", rows.rows, "row")
+    progress = ProgressLines("teacher states", rows.rows, "row")
     with atomic_path(output) as scratch:
         mapped, tensors = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.torch_dtype, description)
         for wanted, hidden, _ in teacher.run(teacher.starts()):
@@ -120,7 +120,7 @@ def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequ
         mapped.flush()
 
 
-def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
+def write_moments(model: Path, data: Path, recipe: FitSettings, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over the first `recipe.start_tokens` tokens and write their moments.
 
     Args are those of `Teacher`; `layers` are every l to fit a start for. `output` is a file of `Moments`.
@@ -131,7 +131,7 @@ def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int
     recipe = recipe.on_this_device()
     teacher = Teacher(model, data, recipe, layers)
     starts, sums = teacher.starts(recipe.start_tokens), MomentSums(teacher.model.model, teacher.layers)
-    progress = Progress("moments", len(starts), "micro-batch")
+    progress = ProgressLines("moments", len(starts), "micro-batch")
     for number, (_, hidden, text) in enumerate(teacher.run(starts), 1):
         sums.add(hidden, *text)
         progress.at(number)
@@ -139,8 +139,8 @@ def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int
     save(output, sums.fits(recipe.start_ridge), description)
 
 
-def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]:
-    """What the states were computed from."""
+def states_identity(model: Path, data: Path, recipe: ForwardSettings) -> dict[str, Any]:
+    """Return what the states are computed from, to compare with a file's."""
     return {
         "model": {file.name: digest(file) for file in sorted(model.glob("*.safetensors"))},
         "data": digest(data),
@@ -150,8 +150,8 @@ def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]
     }
 
 
-def fits_identity(model: Path, data: Path, recipe: Fitting) -> dict[str, Any]:
-    """What the regressions of a start were computed from."""
+def fits_identity(model: Path, data: Path, recipe: FitSettings) -> dict[str, Any]:
+    """Return what the regressions of a start are computed from, to compare with a file's."""
     settings = {"ridge": recipe.start_ridge, "start_tokens": recipe.start_tokens}
     return states_identity(model, data, recipe) | settings
 

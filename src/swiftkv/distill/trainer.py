@@ -19,11 +19,11 @@ import torch
 from transformers import PreTrainedModel
 
 from swiftkv.device import accelerator, compute_device, join_ranks, rank, ranks
-from swiftkv.distill.attention import choose
+from swiftkv.distill.attention import choose_kernel
 from swiftkv.distill.fit import fitted_values
 from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, Clock, LossLog, Progress, end_of_job, say
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, ProgressLines, end_of_job, say
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, Step, before
@@ -93,7 +93,7 @@ def train(
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
-    choose(recipe)  # raises before the model is loaded
+    choose_kernel(recipe)  # raises before the model is loaded
     own = spec is not None and spec.own_key_values
     rows = PackedRows(data, recipe.logits_tokens != "all" or own)
     if rows.max_length != recipe.max_length:
@@ -133,7 +133,7 @@ def train(
         say(f"continuing after step {position['step']} of {total}")
     log = LossLog(state.log, position["step"]) if first else None
     loop = Loop(engine, recipe, rows, stored, total)
-    progress = Progress(f"training {checkpoint.name}", total, done=position["step"])
+    progress = ProgressLines(f"training {checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
     spent = position["machines"]
     machines = Counter({(count, name): time_spent for count, name, time_spent in spent})

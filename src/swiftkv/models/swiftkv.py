@@ -152,7 +152,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
     @property
     def student_only(self) -> bool:
-        """Whether the teacher's projections of layers >= l are absent."""
+        """Return True if the teacher's projections of layers >= l are absent."""
         always = self.attention_class.key_value_projections[0]  # query projections differ between models
         return getattr(self.layers[-1].self_attn, always) is None
 

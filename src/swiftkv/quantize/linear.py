@@ -83,7 +83,7 @@ def dense_weight(linear: nn.Module, dtype: torch.dtype | None = None) -> torch.T
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether a configuration, or the content of a config.json, has a `quantization_config`."""
+    """Return True if a configuration, or the content of a config.json, has a `quantization_config`."""
     key = "quantization_config"
     return bool(config.get(key) if isinstance(config, Mapping) else getattr(config, key, None))
 

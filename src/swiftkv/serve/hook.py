@@ -27,7 +27,7 @@ _ASK_FULL_DEPTH = f"--additional-config '{{\"{FULL_DEPTH}\": true}}'"
 
 
 def is_ours(architecture: str) -> bool:
-    """Whether vLLM uses this plugin's model for an architecture; warn if another plugin registered its own."""
+    """Return True if vLLM uses this plugin's model for an architecture; warn if another plugin registered its own."""
     registered = ModelRegistry.models.get(architecture)
     ours = getattr(registered, "module_name", None) == "swiftkv.serve.model"
     if not ours:

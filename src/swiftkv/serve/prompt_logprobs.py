@@ -54,7 +54,7 @@ class BatchPrompts:
         self._sampled = not lengths or len(self.unfinished) < len(lengths)
 
     def sampled(self) -> bool:
-        """Whether the noted step samples a token; True if no step was noted."""
+        """Return True if the noted step samples a token, or no step was noted."""
         noted, self._sampled = self._sampled, True
         return noted
 

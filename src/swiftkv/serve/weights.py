@@ -98,7 +98,7 @@ def load_weights(
 
 
 def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is redundant: a bias of zeros, or GPTQ's groups in the order of the inputs."""
+    """Return True if a tensor is redundant: a bias of zeros, or GPTQ's groups in the order of the inputs."""
     if name.endswith(".g_idx"):
         return bool((tensor.diff() >= 0).all())
     return name.endswith(".bias") and not tensor.any()

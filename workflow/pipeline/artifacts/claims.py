@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.artifacts import Content
-from pipeline.artifacts.metrics import span
 from pipeline.config import load_yaml
+from pipeline.text import span
 
 if TYPE_CHECKING:
     import pandas as pd

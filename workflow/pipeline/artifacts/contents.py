@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.artifacts import Content, Entry, claims
-from pipeline.artifacts.entry import FORMS, KINDS, Kind
-from pipeline.artifacts.entry import needs as needed
+from pipeline.artifacts.entry import FORMS, KINDS, Kind, needed_inputs
 from pipeline.artifacts.inputs import MEASURED, PAPER, files_of, models_of, rows
 from pipeline.config import PROJECT, Config
 from swiftkv.errors import UserError
@@ -114,7 +113,7 @@ def resolve(config: Config, name: str) -> Entry:
         UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
     """
     raw, kind = config.entries[name], kind_of(config, name)
-    entry = {**raw, "name": name, "form": kind.form, "label": label(raw), "models": models_of(config, _roles(raw))}
+    entry = {**raw, "name": name, "form": kind.form, "label": item_label(raw), "models": models_of(config, _roles(raw))}
     entry["parts"] = [
         {
             "title": part["title"] if "parts" in raw else None,
@@ -125,7 +124,7 @@ def resolve(config: Config, name: str) -> Entry:
     ]
     if entry.pop("variants", None):
         entry["cases"] = entry["parts"][0]["cases"]
-    scored = "tasks" in raw or "points" not in raw or "reading" in needed(raw)
+    scored = "tasks" in raw or "points" not in raw or "reading" in needed_inputs(raw)
     ways = [True] * ("points" in raw) + [False] * scored  # served, scored, or both
     entry |= {"specs": {}, "unmeasured": {}, "recipes": {}}
     for model, variant, _ in rows(entry):
@@ -152,7 +151,7 @@ def resolve(config: Config, name: str) -> Entry:
 def _further(config: Config, entry: Entry) -> Content:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
     kind, name = entry["kind"], entry["name"]
-    if "early_exit" in needed(entry):
+    if "early_exit" in needed_inputs(entry):
         for variant, _ in entry["cases"]:
             config.check_early_exit(variant)
         for question in entry.get("questions", []):
@@ -176,7 +175,7 @@ def _line(config: Config, name: str) -> Content:
     models = [f"{'/'.join(roles[model])}: {config.models[model].title if model else 'none'}" for model in roles]
     return {
         "name": name,
-        "item": label(listed),
+        "item": item_label(listed),
         **{key: listed[key] for key in ("title", "section", "kind")},
         "models": ", ".join(models) or None,
         "made": missing is None,
@@ -215,7 +214,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     for part in _parts(raw):
         models = [model["name"] for model in models_of(config, part["models"])]
         measured |= set(itertools.product(models, raw.get("families", ())))
-        for need in set(needed(raw)) & MEASURED.keys():
+        for need in set(needed_inputs(raw)) & MEASURED.keys():
             key = MEASURED[need][1]
             names = members(config, f"{key}s", raw[f"{key}s"]) if key else [""]
             shown = itertools.product(models, cases(config, part["variants"]), names)
@@ -223,15 +222,15 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     return measured
 
 
-def needs(config: Config, name: str) -> dict[str, list[str]]:
+def input_files(config: Config, name: str) -> dict[str, list[str]]:
     """Return the input files of an artifact by input; published numbers under "published"."""
     entry = resolve(config, name)
-    files = {need: list(dict.fromkeys(files_of(config, entry, need))) for need in needed(entry)}
+    files = {need: list(dict.fromkeys(files_of(config, entry, need))) for need in needed_inputs(entry)}
     published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
     return files | ({"published": published} if published else {})
 
 
-def label(entry: Entry) -> str:
+def item_label(entry: Entry) -> str:
     """Return the name of the published item that an artifact regenerates, for titles."""
     return "not in the paper" if entry["source"] == "ours" else f"{entry['source']}'s {entry['item']}"
 
@@ -250,7 +249,7 @@ def cases(config: Config, listed: str | list[str]) -> list[list[str]]:
     return [list(case) for case in dict.fromkeys(shown)]
 
 
-def check(config: Config) -> None:
+def check_artifacts(config: Config) -> None:
     """Raise a `UserError` for the first mistake in artifacts.yaml or in the names of a scale; it names the place."""
     for section, sets in config.sets:
         for name, listed in sets.items():

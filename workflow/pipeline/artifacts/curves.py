@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from pipeline.artifacts import Entry, Files, quality
+from pipeline.artifacts import Entry, Files, derived
 from pipeline.artifacts.drawing import LOOKS, Drawing, Look, draw_curve, handle, label_ends, looks, new_figure
-from pipeline.artifacts.labels import enumeration
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.published import NOTHING, Numbers, published
 from pipeline.artifacts.records import Case
+from pipeline.text import enumeration
 
 TOKENS, SKIPPED = "training_tokens", "prefill_reduction_percent"
 _UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no place on the axis
@@ -25,16 +25,16 @@ def make(entry: Entry, files: Files) -> Drawing:
 
     A panel of differences has each variant's to its unchanged model, and those of `published_models`.
     """
-    numbers, lines, over = Numbers(entry, files), quality.lines(entry), entry.get("over", TOKENS)
-    found, cases = quality.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
-    tasks, unchanged = quality.averaged(entry, cases, found), {case.model: case for case in cases if case.unchanged}
+    numbers, lines, over = Numbers(entry, files), derived.lines(entry), entry.get("over", TOKENS)
+    found, cases = derived.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
+    tasks, unchanged = derived.averaged(entry, cases, found), {case.model: case for case in cases if case.unchanged}
     numbers.published = published(entry | {"models": entry["published_models"]}, files.get("published", ()), ())
     for case in cases:
-        numbers.add(quality.average(case, tasks, found))
+        numbers.add(derived.average(case, tasks, found))
         if over == SKIPPED:
-            numbers.add(quality.reductions(entry, case, None))
+            numbers.add(derived.reductions(entry, case, None))
         if not case.unchanged and case.model in unchanged:
-            numbers.add(quality.differences(entry, case, unchanged[case.model], tasks, found))
+            numbers.add(derived.differences(entry, case, unchanged[case.model], tasks, found))
     if tasks:
         titles = [entry["tasks"][task]["title"] for task in tasks]
         numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
@@ -89,7 +89,7 @@ def _name_axes(axis, metric: str, over: str, apart: bool) -> None:
     axis.xaxis.set_minor_formatter("")
 
 
-def part_looks(lines: Sequence[quality.Line]) -> dict[str | None, Look]:
+def part_looks(lines: Sequence[derived.Line]) -> dict[str | None, Look]:
     """Return the look of each part, which is that of its first changed variant with a look of its own, or else of its first."""
     chosen = {
         part: min(

@@ -50,7 +50,7 @@ class Panel(Section):
         return self
 
 
-class Entry(Section):
+class BaseEntry(Section):
     """Keys of every entry."""
 
     kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
@@ -70,7 +70,7 @@ class Entry(Section):
         return self
 
 
-class Table(Entry):
+class TableEntry(BaseEntry):
     """Rows of variants, columns of metrics; or curves: each part a curve, each column a panel."""
 
     models: Names | None = key("By role, or a model's own name.", None)
@@ -94,14 +94,14 @@ class Table(Entry):
         return self
 
 
-class Variants(Entry):
+class VariantsEntry(BaseEntry):
     """Keys of entries about variants of models."""
 
     models: Names = key("By role, or a model's own name.")
     variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
 
 
-class Flops(Variants):
+class FlopsEntry(VariantsEntry):
     """Keys of a table of FLOPs by operation."""
 
     count: Literal["paper", "blog"] = key("The source that counts and rounds so.")
@@ -109,13 +109,13 @@ class Flops(Variants):
     panels: Listed[Panel] = key("The grids that are printed.")
 
 
-class Served(Variants):
+class ServedEntry(VariantsEntry):
     """Keys of entries about serving points."""
 
     points: NamesOrSet = key("Serving points, or a set of them.")
 
 
-class Headline(Entry):
+class HeadlineEntry(BaseEntry):
     """Keys of a figure of speed against quality."""
 
     parts: Listed[Part] = key("Variants of one model, a look a part.")
@@ -123,38 +123,38 @@ class Headline(Entry):
     served: Names = key("Variants that are served; others have the speed of the one that computes the same.")
 
 
-class Throughput(Served):
+class ThroughputEntry(ServedEntry):
     """Keys of bars by input length."""
 
     node_gpus: Whole | None = key("Scale one server to a node of so many GPUs.", None)
 
 
-class Latency(Served):
+class LatencyEntry(ServedEntry):
     """Keys of curves by request rate."""
 
     together: bool = key("All points in one panel, against the baseline without speculation.", False)
 
 
-class Reading(Variants):
+class ReadingEntry(VariantsEntry):
     """Keys of a figure of prompt use over l."""
 
     families: Listed[Literal[FAMILIES]] = key("Sweeps over l without training.")
     share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
 
 
-class Answers(Variants):
+class AnswersEntry(VariantsEntry):
     """Keys of answers with early exit."""
 
     questions: Names = key("Among early_exit.questions.")
 
 
-class Settings(Variants):
+class SettingsEntry(VariantsEntry):
     """Keys of a table of task settings."""
 
     tasks: NamesOrSet = key("Tasks, or a set of them.")
 
 
-class Absent(Entry):
+class AbsentEntry(BaseEntry):
     """Keys of an item that no measurement can regenerate."""
 
     reason: Text = key("Why.")
@@ -174,30 +174,30 @@ class Kind(NamedTuple):
     """
 
     form: str
-    entry: type[Entry]
+    entry: type[BaseEntry]
     make: str = ""
     needs: tuple[str, ...] = ()
     exactly: Mapping[str, int] = {}
 
 
 KINDS = {
-    "table": Kind("table", Table, "tables:make"),
-    "flops": Kind("table", Flops, "flops:make", ("dimensions",), {"models": 1}),
-    "answers": Kind("table", Answers, "lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
-    "settings": Kind("table", Settings, "lists:settings", ("scores",), {"models": 1}),
-    "contents": Kind("table", Entry, "lists:contents"),
-    "claims": Kind("table", Entry, "judge:make", ("tables", "architectures")),
-    "throughput": Kind("figure", Throughput, "speed:throughput", ("serving",)),
-    "latency": Kind("figure", Latency, "speed:latency", ("serving",), {"models": 1}),
-    "forward": Kind("figure", Served, "speed:forward", ("serving",), {"models": 1, "points": 1}),
-    "similarity": Kind("figure", Variants, "layers:similarity", ("similarity",)),
-    "reading": Kind("figure", Reading, "reading:make", ("reading", "similarity"), {"models": 1}),
-    "curves": Kind("figure", Table, "curves:make", ("training", "fidelity", "reading", "scores")),
-    "alignment": Kind("figure", Variants, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
-    "headline": Kind("figure", Headline, "headline:make", ("serving", "reading"), {"models": 1, "points": 1}),
-    "wiring": Kind("figure", Variants, "wiring:make", (), {"models": 1}),
-    "concept": Kind("figure", Entry, "wiring:concept"),
-    "absent": Kind("table", Absent),
+    "table": Kind("table", TableEntry, "tables:make"),
+    "flops": Kind("table", FlopsEntry, "flops:make", ("dimensions",), {"models": 1}),
+    "answers": Kind("table", AnswersEntry, "lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
+    "settings": Kind("table", SettingsEntry, "lists:settings", ("scores",), {"models": 1}),
+    "contents": Kind("table", BaseEntry, "lists:contents"),
+    "claims": Kind("table", BaseEntry, "judge:make", ("tables", "architectures")),
+    "throughput": Kind("figure", ThroughputEntry, "speed:throughput", ("serving",)),
+    "latency": Kind("figure", LatencyEntry, "speed:latency", ("serving",), {"models": 1}),
+    "forward": Kind("figure", ServedEntry, "speed:forward", ("serving",), {"models": 1, "points": 1}),
+    "similarity": Kind("figure", VariantsEntry, "layers:similarity", ("similarity",)),
+    "reading": Kind("figure", ReadingEntry, "reading:make", ("reading", "similarity"), {"models": 1}),
+    "curves": Kind("figure", TableEntry, "curves:make", ("training", "fidelity", "reading", "scores")),
+    "alignment": Kind("figure", VariantsEntry, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
+    "headline": Kind("figure", HeadlineEntry, "headline:make", ("serving", "reading"), {"models": 1, "points": 1}),
+    "wiring": Kind("figure", VariantsEntry, "wiring:make", (), {"models": 1}),
+    "concept": Kind("figure", BaseEntry, "wiring:concept"),
+    "absent": Kind("table", AbsentEntry),
 }
 
 
@@ -207,7 +207,7 @@ def columns(entry: Mapping[str, Any]) -> Iterator[str]:
         yield from panel.get("columns", [])
 
 
-def needs(entry: Mapping[str, Any]) -> list[str]:
+def needed_inputs(entry: Mapping[str, Any]) -> list[str]:
     """Return the inputs that an entry's artifact reads."""
     if entry["kind"] != "table":
         return list(KINDS[entry["kind"]].needs)

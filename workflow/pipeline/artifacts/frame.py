@@ -41,7 +41,7 @@ COLUMNS = (
 )  # fmt: skip
 NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
-FEW = 300  # questions below which an accuracy has its Wilson interval
+WILSON_BELOW = 300  # questions below which an accuracy has its Wilson interval
 MERGED = "merge-all-layers"
 # Of trained variants; the place of each is that of the member of a reading that is asked without passages.
 PASSAGES = ("passage_kept_percent", "passage_read_percent")
@@ -69,7 +69,7 @@ def interval(row: Mapping[Any, Any] | pd.Series, side: str = "") -> Estimate:
 
 def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
-    paired = [_with_turns(record, records) for record in records]
+    paired = [_pool_baseline_times(record, records) for record in records]
     bases = {(one.case.model, one.measure, one.what): one for one in paired if one.case.unchanged and one.ok}
     # All are compared with the baseline without speculation.
     plain = {key[:2]: record for key, record in bases.items() if not record.settings.get("speculative")}
@@ -87,17 +87,17 @@ def measured(records: Sequence[Record]) -> pd.DataFrame:
     return frame(rows)
 
 
-def _with_turns(record: Record, records: Sequence[Record]) -> Record:
-    """The baseline's record with the times of all turns that variants took with it, else the record itself.
+def _pool_baseline_times(record: Record, records: Sequence[Record]) -> Record:
+    """Replace the baseline's times by those measured in alternation with all variants; return other records as they are.
 
     So its bars and the speed-ups over it are of the same times.
     """
     _, unit = _BATCHES.get(record.measure, ("", "seconds"))
-    alike = [one for one in records if (one.case.model, one.what) == (record.case.model, record.what)]
-    theirs = [times for one in alike if (times := one.times(unit, side="baseline_"))]
-    if not (theirs and record.case.unchanged and record.ok):
+    same_case = [one for one in records if (one.case.model, one.what) == (record.case.model, record.what)]
+    baseline_times = [times for one in same_case if (times := one.times(unit, side="baseline_"))]
+    if not (baseline_times and record.case.unchanged and record.ok):
         return record
-    samples = np.concatenate(theirs, axis=-1)  # of each batch, where there are several
+    samples = np.concatenate(baseline_times, axis=-1)  # of each batch, where there are several
     return record._replace(result={**record.result, f"samples_{unit}": samples.tolist()})
 
 
@@ -143,17 +143,17 @@ def _limits(record: Record) -> dict[str, float]:
 
 
 def in_bits(metric: str) -> bool:
-    """Whether a task's metric is bits per byte: no share of questions, and less is better."""
+    """Return True if a task's metric is bits per byte (lower is better)."""
     return metric == "bits_per_byte"
 
 
 def scale_of(metric: str) -> tuple[int, str]:
-    """What a task's number is multiplied by, and its unit."""
+    """Return the factor of a task's number, and its unit."""
     return (1, "bits/byte") if in_bits(metric) else (100, "%")
 
 
 def outcomes(record: Record) -> list[float] | None:
-    """Whether each question came out right, 1 or 0; None where it is bits or a probability, or the record does not say."""
+    """Return for each question 1 if it came out right, else 0; None for bits and probabilities, or if the record has none."""
     values = (record.value("questions") or {}).get("values")
     return values if values and set(values) <= {0.0, 1.0} else None
 
@@ -161,7 +161,7 @@ def outcomes(record: Record) -> list[float] | None:
 def _score(record: Record) -> MetricRows:
     result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
-    if right is not None and len(right) < FEW:
+    if right is not None and len(right) < WILSON_BELOW:
         found = Estimate(found.value, found.stderr, *wilson(sum(right), len(right)))
     yield {record.what: found.scaled(factor)}, {"n": result["n"], "unit": unit}
 
@@ -284,7 +284,7 @@ def _capacity(record: Record) -> MetricRows:
 
 
 def _of_16_bits(record: Record, size: float) -> float:
-    """What a cache of `size` bytes would take in 16-bit numbers, as the cost model counts it; FP8 stays as it is."""
+    """Return the bytes of a cache of `size` bytes in 16-bit numbers, as the cost model counts it; FP8 stays as it is."""
     return size / 2 if record.kv_cache == "auto" and record.settings.get("dtype") == "float32" else size
 
 

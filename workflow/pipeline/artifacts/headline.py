@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipeline.artifacts import Entry, Files
+from pipeline.artifacts.derived import lines
 from pipeline.artifacts.drawing import Drawing, looks, new_figure
 from pipeline.artifacts.published import Numbers
-from pipeline.artifacts.quality import lines
 from pipeline.artifacts.records import Case
 
 

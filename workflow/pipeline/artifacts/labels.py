@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from pipeline.artifacts import Content, Entry
 from pipeline.artifacts.frame import MERGED
-from pipeline.artifacts.metrics import enumeration, length_label, percent
+from pipeline.text import enumeration, length_label, percent
 from swiftkv.spec import SwiftKVSpec
 
-OWN = "for prompts alone"  # where answers keep their own keys and values
+OWN_KEY_VALUES = "for prompts alone"  # where answers keep their own keys and values
 PAPER_RECIPE = "distillation"  # the recipe of the paper's variants
 
 
@@ -29,7 +29,7 @@ def variant_label(spec: Content | None) -> str:
 
 
 def _further(spec: Content) -> str:
-    ways = {"early exit": spec.get("early_exit"), OWN: spec.get("own_key_values")}
+    ways = {"early exit": spec.get("early_exit"), OWN_KEY_VALUES: spec.get("own_key_values")}
     return "".join([heads_label(spec), *(f", {way}" for way, on in ways.items() if on)])
 
 
@@ -49,7 +49,7 @@ def skipped_label(spec: Content | None) -> str:
     return f"prompts skip {total - known.num_key_value_layers} of {total} layers{shared}{_further(spec)}"
 
 
-def label(entry: Entry, variant: str, kv_cache: str = "auto") -> str:
+def case_label(entry: Entry, variant: str, kv_cache: str = "auto") -> str:
     """Name a case of an entry if its models agree on it, else by the variant's name: in tables in the paper's words.
 
     The training recipe follows if it is not the paper's, or if the entry's variants have several; the variant's name follows

@@ -19,7 +19,7 @@ def make_artifact(entry: Entry, files: Files, output: Sequence[Path]) -> None:
 
     Args:
         entry: as `contents.resolve` gives it.
-        files: measurement and published files by name, as `contents.needs` gives them.
+        files: measurement and published files by name, as `contents.input_files` gives them.
         output: one file a form: csv, tex, md and html of a table; pdf, png, svg and csv of a figure; and json with its title,
             caption and input files.
 

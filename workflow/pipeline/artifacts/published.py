@@ -12,8 +12,9 @@ import pandas as pd
 
 from pipeline.artifacts import Content, Entry, Files, Row
 from pipeline.artifacts.frame import frame, measured
-from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Case, Record, checked_records, in_project, provenance
+from pipeline.artifacts.metrics import METRICS
+from pipeline.artifacts.records import Case, Record, checked_records, describe_records, in_project
+from pipeline.text import length_label
 from swiftkv.errors import UserError
 
 NOTHING = Case("", "", "")
@@ -32,7 +33,7 @@ class Numbers:
         self.records = checked_records(entry, files)
         self.published = published(entry, files.get("published", ()), self.records)
         self.rows = measured(self.records)
-        self.notes = [*entry.get("notes", []), *provenance(self.records)]
+        self.notes = [*entry.get("notes", []), *describe_records(self.records)]
 
     def add(self, rows: Iterable[Mapping[Any, Any]]) -> None:
         """Add rows that the artifact computes from others."""

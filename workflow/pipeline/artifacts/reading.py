@@ -1,4 +1,4 @@
-"""What a long prompt still gives over l: families without training, trained variants, and SimScore."""
+"""Draw how much a prompt's text lowers the bits of the answer over l: untrained families, trained variants, and SimScore."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pandas as pd
 from pipeline.artifacts import Entry, Files, Row
 from pipeline.artifacts.drawing import Drawing, draw_curve, handle, looks, new_figure
 from pipeline.artifacts.frame import TEXTS, cells, interval, known_tasks, row, saved_bits
-from pipeline.artifacts.labels import OWN, PAPER_RECIPE
-from pipeline.artifacts.metrics import percent
+from pipeline.artifacts.labels import OWN_KEY_VALUES, PAPER_RECIPE
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio, rank_correlation
+from pipeline.text import percent
 
 LOWEST = -60  # percent, of the axis: below, nothing is left to tell apart
 _RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": ""}
@@ -83,7 +83,7 @@ def curve_name(entry: Entry, variant: str) -> str:
         recipe, f"trained, {recipe}"
     )
     spec = next(specs[variant] for specs in entry["specs"].values())
-    return f"{name}, {OWN}" if spec.get("own_key_values") else name
+    return f"{name}, {OWN_KEY_VALUES}" if spec.get("own_key_values") else name
 
 
 def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:
@@ -109,14 +109,14 @@ def correlations(squad: pd.DataFrame, scores: pd.DataFrame, share: float) -> Ite
 
 
 def differences(records: Sequence[Record]) -> Iterator[Row]:
-    """How much more of the same items one record keeps than another at the same l."""
+    """Yield how much more of the same items one record keeps than another at the same l."""
     for first, second in permutations(records, 2):
         model, *members = first.result["members"]
         pairs = [
             (one, other) for one in members for other in second.result["members"] if one["layer"] == other["layer"]
         ]
-        alike = [task for task, items in known_tasks(first).items() if second.result["tasks"].get(task) == items]
-        for (member, other), task in product(pairs, alike):
+        same_items = [task for task, items in known_tasks(first).items() if second.result["tasks"].get(task) == items]
+        for (member, other), task in product(pairs, same_items):
             apart = saved_bits(model, member, task) - saved_bits(model, other, task)
             more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}
             yield row(first, "kept", bootstrapped_ratio(apart, saved_bits(model, model, task)), **more)

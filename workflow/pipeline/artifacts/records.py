@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.artifacts import Content, Entry, Files
-from pipeline.artifacts.metrics import INPUTS, span
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import PROJECT
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
+from pipeline.text import span
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
@@ -28,7 +29,7 @@ class Case(NamedTuple):
 
     @property
     def unchanged(self) -> bool:
-        """Whether it is the baseline, with which others are compared."""
+        """Return True if it is the baseline, with which others are compared."""
         return self[1:] == ("baseline", "auto")
 
 
@@ -77,7 +78,7 @@ class Record(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it has numbers."""
+        """Return True if it has numbers."""
         return self.status == "ok"
 
     def value(self, name: str) -> Any:
@@ -157,7 +158,7 @@ class Record(NamedTuple):
 
     @property
     def dummy(self) -> bool:
-        """Whether its weights are not a model's, but numbers of the same shapes."""
+        """Return True if its weights are not a model's, but numbers of the same shapes."""
         return self.weights == "dummy"
 
 
@@ -212,7 +213,7 @@ def checked_records(entry: Entry, files: Files) -> list[Record]:
 
 
 def _conditions(record: Record) -> Content:
-    """What all records of a model have in common."""
+    """Return the conditions that all records of a model must share."""
     settings = record.settings
     kind = "serving" if record.measure in POINTS else record.measure
     found = {f"the number format of {kind}": settings.get("dtype")}
@@ -248,7 +249,7 @@ def _check_settings(entry: Entry, record: Record) -> None:
         )
 
 
-def provenance(records: Sequence[Record]) -> list[str]:
+def describe_records(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
     if not records:
         return []

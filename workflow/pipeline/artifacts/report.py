@@ -15,7 +15,7 @@ from pipeline.artifacts import Content
 from pipeline.artifacts.claims import VERDICTS
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.published import read_csv
-from pipeline.artifacts.records import PROJECT, Record, provenance
+from pipeline.artifacts.records import PROJECT, Record, describe_records
 from pipeline.artifacts.writers import TEMPLATES, read_html
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_text
@@ -71,7 +71,7 @@ def write_report(results: Path, page: Path, gallery: Path) -> None:
     """
     artifacts = read_artifacts(results)
     records, headline = _records(artifacts), result(artifacts)
-    origin = provenance(records)
+    origin = describe_records(records)
     values = {"result": headline, "counts": verdicts(artifacts), "origin": origin, "artifacts": artifacts}
     write_text(page, _render("report.html", **values, verdicts=VERDICTS, forms=FORMS))
     write_gallery(artifacts, gallery, "figures/")

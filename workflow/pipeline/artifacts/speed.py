@@ -22,12 +22,13 @@ from pipeline.artifacts.drawing import (
     wide_axis,
 )
 from pipeline.artifacts.frame import interval
-from pipeline.artifacts.labels import label
-from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show, span
+from pipeline.artifacts.labels import case_label
+from pipeline.artifacts.metrics import METRICS, MISSING, OOM, show
 from pipeline.artifacts.published import Numbers
 from pipeline.artifacts.rates import P99_REQUESTS
 from pipeline.artifacts.records import Case
 from pipeline.statistics import exact, independent_ratio
+from pipeline.text import length_label, span
 
 _LIMIT = {"label": "possible by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
@@ -51,7 +52,7 @@ class Served(Numbers):
         )
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps = dict.fromkeys(
-            f"{label(entry, row.variant, row.kv_cache)}: {_BLANK.get(row.status, MISSING)} ({row.reason})"
+            f"{case_label(entry, row.variant, row.kv_cache)}: {_BLANK.get(row.status, MISSING)} ({row.reason})"
             for row in self.rows[self.rows["status"] != "ok"].itertuples()
         )
         published = [f"published: {stated}"] if stated else []
@@ -82,7 +83,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
         served.add(_of_node(served, node))
     metrics = ["tokens_per_second", "normalized_tflops_per_gpu"] if on_gpus else ["tokens_per_second"]
     metrics = ["node_tokens_per_second"] if on_gpus and node else metrics
-    handles = [handle(label(entry, *case), box=True, **served.looks[*case].fill) for case in entry["cases"]]
+    handles = [handle(case_label(entry, *case), box=True, **served.looks[*case].fill) for case in entry["cases"]]
     handles.append(handle(**_LIMIT))
     served.notes.insert(0, _POSSIBLE)
     figure = new_figure(0.4 + 2.4 * len(metrics), entry, handles, [*_decoding(served), *served.notes])
@@ -105,7 +106,7 @@ def throughput(entry: Entry, files: Files) -> Drawing:
 
 
 def _decoding(served: Served) -> Iterator[str]:
-    """How much of the baseline's time steps take in which no prompt is left; SwiftKV cannot shorten them."""
+    """Yield a note on the share of time in steps without prompts, which SwiftKV cannot shorten."""
     rows = served.of("decode_only_percent")
     shares = rows[rows["variant"] == "baseline"]["value"].dropna()
     if len(shares):
@@ -131,14 +132,14 @@ def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
         row = served.find(case, "tokens_per_second", record.what)
         if row and row["value"]:
             speed = interval(row).scaled(node_gpus / record.devices if record.gpus else 1)
-            alike = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
-            nodes.append((case, row, speed, alike))
+            condition = record.what, record.device, record.engine.get("vllm"), record.engine.get("compilation")
+            nodes.append((case, row, speed, condition))
             if case == first:
-                bases[alike] = speed
-    for case, row, speed, alike in nodes:
+                bases[condition] = speed
+    for case, row, speed, condition in nodes:
         yield row | speed._asdict() | {"metric": "node_tokens_per_second"}
-        if alike in bases:
-            gain = exact(1.0) if case == first else independent_ratio(speed, bases[alike])
+        if condition in bases:
+            gain = exact(1.0) if case == first else independent_ratio(speed, bases[condition])
             yield row | gain._asdict() | {"metric": "speedup_over_first_model", "unit": "×"}
 
 
@@ -150,7 +151,9 @@ def latency(entry: Entry, files: Files) -> Drawing:
         for case in served.cases:
             style = served.looks[case[1:]]
             styles[case, point] = style._replace(second=style.second or bool(method))
-            name = label(entry, *case[1:]) + (f", {method.replace('ngram', 'n-gram')} speculation" if method else "")
+            name = case_label(entry, *case[1:]) + (
+                f", {method.replace('ngram', 'n-gram')} speculation" if method else ""
+            )
             handles[name] = styles[case, point]
     rows = [styles]
     if not entry.get("together"):
@@ -255,7 +258,7 @@ def forward(entry: Entry, files: Files) -> Drawing:
     ends = []
     for case, _ in shown:
         if len(rows := served.along(case, "forward_speedup", point)):
-            name = "\n".join(textwrap.wrap(label(entry, *case[1:]), 14))
+            name = "\n".join(textwrap.wrap(case_label(entry, *case[1:]), 14))
             ends.append((*rows.iloc[-1][["at", "value"]], name, shown[case, point].color))
     label_ends(gains, ends)
     return Drawing(figure, served.data)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts import Content, Entry, Files, Row, quality
+from pipeline.artifacts import Content, Entry, Files, Row, derived
 from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import MERGED, in_bits
-from pipeline.artifacts.labels import label, point_label
+from pipeline.artifacts.labels import case_label, point_label
 from pipeline.artifacts.metrics import (
     AT_CHANCE,
     IN_NOISE,
@@ -19,14 +19,13 @@ from pipeline.artifacts.metrics import (
     MISSING,
     NONE,
     OOM,
-    enumeration,
     show,
     show_interval,
 )
 from pipeline.artifacts.published import Numbers
-from pipeline.artifacts.quality import Line
 from pipeline.artifacts.records import Case
 from pipeline.artifacts.writers import Footnotes, Grid, Table
+from pipeline.text import enumeration
 
 _COMPUTED = "computed from the published scores of the averaged tasks"
 _GUESSED = "no 95 % interval of this column lies above the score of guessing: it does not rank variants"
@@ -38,11 +37,11 @@ class Shown(Numbers):
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
-        self.lines = quality.lines(entry)
+        self.lines = derived.lines(entry)
         cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
         others = dict.fromkeys(map(Case._make, self.rows[list(Case._fields)].to_numpy()))
-        self.lines[:0] = [Line(case) for case in others if case not in cases]
+        self.lines[:0] = [derived.Line(case) for case in others if case not in cases]
         self.several = len({line.case.model for line in self.lines}) > 1
         self.with_fp8 = any(line.case.kv_cache == "fp8" for line in self.lines)
         formats = {record.settings["dtype"] for record in self.records if "dtype" in record.settings}
@@ -51,11 +50,11 @@ class Shown(Numbers):
             self.notes.append("Reductions, ratios and memory limits count float32 numbers as 16-bit ones.")
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
         self.tasks = entry["tasks"]
-        self.accuracies = quality.accuracies(entry)
+        self.accuracies = derived.accuracies(entry)
         self.footnotes = Footnotes()
-        by_case = quality.by_case(self.records)
-        self.averaged = quality.averaged(entry, cases, by_case)
-        self.add(quality.derived(entry, cases, by_case, self.averaged))
+        by_case = derived.by_case(self.records)
+        self.averaged = derived.averaged(entry, cases, by_case)
+        self.add(derived.derived_rows(entry, cases, by_case, self.averaged))
         errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
         # Of an accuracy: a second digit says nothing on a small subset.
         self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
@@ -178,7 +177,7 @@ def _measured(shown: Shown, panel: Panel) -> Grid:
     lines, rows = [], []
     for line in shown.lines:
         case = line.case
-        name = label(entry, case.variant) if in_words else case.variant
+        name = case_label(entry, case.variant) if in_words else case.variant
         lines.append(line)
         rows.append(shown.leading(case, name) | {header: shown.cell(case, *place) for header, *place in places})
         published = shown.published[(shown.published[list(Case._fields)] == list(case)).all(axis=1)]
@@ -204,7 +203,7 @@ def _places(shown: Shown, metric: str) -> Iterator[tuple[str, str, str, float | 
             yield "\n".join(parts), metric, point, at
 
 
-def _grid(shown: Shown, lines: Sequence[Line], rows: Sequence[Mapping[str, str]]) -> Grid:
+def _grid(shown: Shown, lines: Sequence[derived.Line], rows: Sequence[Mapping[str, str]]) -> Grid:
     """Return a grid with rules between models, below the baseline and before AcrossKV, and the headings of parts."""
 
     def block(case: Case) -> tuple[Any, ...]:
@@ -227,7 +226,7 @@ def _by_point(shown: Shown, panel: Panel) -> Grid:
     """Return a row a model and point, a column a variant; the published row below if the same hardware ran."""
     entry, (metric,), rows = shown.entry, panel["columns"], []
     for model in entry["models"]:
-        cases = {label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
+        cases = {case_label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
         for point in entry["points"]:
             ways = {point_label(entry, point): shown.cell}
             if any(shown.find(case, metric, point, published=True) for case in cases.values()):
@@ -243,7 +242,7 @@ def _differences(shown: Shown, panel: Panel) -> Grid:
     """Return a row a variant that shares questions or chats with its reference."""
     differences = {}
     for line in shown.lines:
-        if other := quality.reference(line, shown.lines):
+        if other := derived.reference(line, shown.lines):
             cells = {metric: shown.find(line.case, metric, against=other) for metric in shown.metrics(panel)}
             if any(cells.values()):
                 differences[line, other] = cells

@@ -11,9 +11,8 @@ import yaml
 from pydantic import BeforeValidator
 
 from pipeline import PROJECT
-from pipeline.config.checks import check_references
 from pipeline.config.planning import Planning
-from pipeline.config.points import Answer, Latency, Requests, Serving
+from pipeline.config.points import AnswerSettings, LatencySettings, Requests, Serving
 from pipeline.config.recipes import with_inherited_keys
 from pipeline.config.settings import (
     Artifact,
@@ -32,7 +31,7 @@ from pipeline.config.settings import (
     Variant,
 )
 from swiftkv.architectures import architecture, check_fit, check_latent_heads, key_value_heads
-from swiftkv.distill.recipe import Fitting, Packing, Recipe, Teaching
+from swiftkv.distill.recipe import FitSettings, ForwardSettings, PackingSettings, Recipe
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Name, Section, Text, key, read
@@ -203,7 +202,7 @@ class Config(Section):
             self.recipe(model, next(iter(recipes)))
         return fitting
 
-    def recipes_sharing(self, model: str, recipe: str, settings: type[Packing]) -> list[str]:
+    def recipes_sharing(self, model: str, recipe: str, settings: type[PackingSettings]) -> list[str]:
         """Return the recipes that agree for a model in the keys of `settings`; they share a file named after the first."""
 
         def values(name: str) -> list[Any]:
@@ -212,17 +211,17 @@ class Config(Section):
         return [name for name in self.possible_recipes(model) if values(name) == values(recipe)]
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
-        """Return the layers at which states are stored for a recipe and all alike: every l, and the layer that one compares."""
+        """Return the layers with stored states for a recipe and those sharing them: every l, and the layer that one compares."""
         total = self.models[model].num_hidden_layers
-        sharing = self.recipes_sharing(model, recipe, Teaching)
+        sharing = self.recipes_sharing(model, recipe, ForwardSettings)
         readers = {name: reader for name in sharing if (reader := self.recipe(model, name)).teacher_states == "stored"}
         compared = {reader.hidden_state_layer for reader in readers.values() if reader.hidden_state_weight}
         layers = {*self._layers_trained(model, readers), *(n + (total + 1 if n < 0 else 0) for n in compared)}
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
     def fitted_layers(self, model: str, recipe: str) -> list[int]:
-        """Return every l of the variants that a recipe and all alike train from a fitted start, largest first."""
-        sharing = self.recipes_sharing(model, recipe, Fitting)
+        """Return every l of the variants that a recipe and those sharing its fit train from a fitted start, largest first."""
+        sharing = self.recipes_sharing(model, recipe, FitSettings)
         fitted = [name for name in sharing if self.recipe(model, name).start == "fitted"]
         return sorted(self._layers_trained(model, fitted), reverse=True)
 
@@ -233,7 +232,7 @@ class Config(Section):
         return {layers[reduction] for reduction in reductions & layers.keys()}
 
     def reading_layers(self, model: str) -> list[int]:
-        """Every l of a family that reading is measured of."""
+        """Return every l at which `reading` measures a family."""
         settings = self.models[model]
         layers = settings.num_hidden_layers
         return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
@@ -244,7 +243,7 @@ class Config(Section):
         return next((tasks for tasks in sets if task in tasks), [task])
 
     def backend(self, model: str, task: str) -> Literal["transformers", "vllm"]:
-        """What computes a model's score of a task where nothing speaks against it."""
+        """Return the backend that computes a model's score of a task unless it cannot."""
         stated = self.tasks[task].backend or self.scoring.backend
         return stated if stated != "auto" else "vllm" if self.models[model].gpus.score > 1 else "transformers"
 
@@ -279,7 +278,7 @@ class Config(Section):
             )
 
     def unmeasured(self, model: str, variant: str, *, served: bool) -> str | None:
-        """Why a variant of a model cannot be measured, or None: what an artifact then shows in its place.
+        """Return why a variant of a model cannot be measured, which artifacts show in its place; None if it can.
 
         Args:
             served: whether it would be served, rather than scored.
@@ -298,9 +297,11 @@ class Config(Section):
         return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
 
     def in_turns(self, point: str) -> bool:
-        """Whether variants are measured in turns with the baseline at a point; servers are not."""
+        """Return True if variants are measured in turns with the baseline at a point; servers are not."""
         settings = self.serving.points[point]
-        return self.serving.in_turns and not isinstance(settings, Latency) and getattr(settings, "repeats", 1) > 1
+        return (
+            self.serving.in_turns and not isinstance(settings, LatencySettings) and getattr(settings, "repeats", 1) > 1
+        )
 
     def point(self, name: str) -> dict[str, Any]:
         """A serving point with what all points share, as measurements take it."""
@@ -308,7 +309,7 @@ class Config(Section):
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
             asked["output_tokens"] = self.serving.output_tokens
-        if isinstance(point, Answer):
+        if isinstance(point, AnswerSettings):
             asked["draw"] = self.reading.model_dump(include={"items", "seed"})
         asked |= point.model_dump(exclude_unset=True, exclude_none=True)
         if self.in_turns(name):
@@ -332,14 +333,3 @@ def model_config(file: str | Path) -> dict[str, Any]:
     if not isinstance(content := read_json(file), dict):
         raise UserError(f"{file} is no config.json of a model")
     return content.get("config", content)
-
-
-def check(config: dict[str, Any]) -> Config:
-    """The typed form of a merged configuration; artifacts are checked further by `contents.check`, which knows their kinds.
-
-    Raises:
-        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
-    """
-    typed = read(Config, config)
-    check_references(typed)
-    return typed

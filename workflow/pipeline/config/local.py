@@ -1,17 +1,14 @@
-"""What can be known of local sources before any work: that they are there, and are what the configuration says."""
+"""Check before any work that local sources exist and are what the configuration says."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.sources import check_checkpoint, check_description
 from swiftkv.errors import UserError
 from swiftkv.section import Section
-
-if TYPE_CHECKING:
-    from pipeline.config import Config
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder that has one of these has a tokenizer
 
@@ -56,7 +53,7 @@ def check_local_sources(config: Config, directory: Path = Path()) -> None:
 
 
 def _local(source: Section | None, directory: Path) -> Path | None:
-    """Where a local source lies; None of another. Raises a `UserError` where nothing lies there."""
+    """Return the path of a local source, None for another; raise a `UserError` if it does not exist."""
     if (local := getattr(source, "local", None)) is None:
         return None
     path = directory / Path(local).expanduser()

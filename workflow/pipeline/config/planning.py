@@ -22,7 +22,7 @@ class Host(Section):
     download_gb: Quantity = key("From the hub, GB/s.")
 
 
-class Device(Section):
+class DeviceSpeed(Section):
     """One GPU, or one core of a processor, and the jobs that run a model on it."""
 
     training: Quantity = key("TFLOP/s of a training.")
@@ -35,13 +35,13 @@ class Device(Section):
     engine: Quantity = key("Start of a vLLM engine, seconds.")
 
 
-class Gpu(Device):
+class GpuSpeed(DeviceSpeed):
     """One GPU."""
 
     node: Whole = key("GPUs of a node, which a job counts that has the node to itself.")
 
 
-class Core(Device):
+class CoreSpeed(DeviceSpeed):
     """One core of the processor that the speeds were measured on."""
 
     product: Quantity = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
@@ -52,5 +52,5 @@ class Planning(Section):
 
     data: dict[Name, Mix] = key("By data mix.")
     host: Host
-    gpu: Gpu
-    cpu: Core
+    gpu: GpuSpeed
+    cpu: CoreSpeed

@@ -49,7 +49,7 @@ class Engine(Section):
 
     @property
     def of_a_run(self) -> dict[str, Any]:
-        """What it says of a run: not how long its start may take, which changes no number."""
+        """Return the settings that change numbers: all but `start_timeout`."""
         return self.model_dump(exclude={"start_timeout"})
 
 
@@ -75,13 +75,13 @@ class PointSettings(Section):
 
 
 class Requests(PointSettings):
-    """A point whose requests are all alike."""
+    """A point with requests of one length."""
 
     input_tokens: Whole = key("Prompt length.")
     output_tokens: Whole | None = key("Replaces serving.output_tokens for this point.", None)
 
 
-class Throughput(Requests):
+class ThroughputSettings(Requests):
     """All requests at once."""
 
     measure: Literal["throughput"]
@@ -113,7 +113,7 @@ class Speculative(Section):
         return self
 
 
-class Latency(Requests):
+class LatencySettings(Requests):
     """Poisson arrivals at a server; with `dataset`, input_tokens is the longest prompt taken."""
 
     measure: Literal["latency"]
@@ -135,7 +135,7 @@ class Latency(Requests):
         return max(self.min_requests, round(rate * self.seconds))
 
 
-class ForwardTime(PointSettings):
+class ForwardTimeSettings(PointSettings):
     """One engine step."""
 
     measure: Literal["forward_time"]
@@ -150,13 +150,13 @@ class ForwardTime(PointSettings):
             )
 
 
-class KvCapacity(Requests):
+class KvCapacitySettings(Requests):
     """Tokens that fit."""
 
     measure: Literal["kv_capacity"]
 
 
-class Decode(Requests):
+class DecodeSettings(Requests):
     """Steps in which a whole batch decodes."""
 
     measure: Literal["decode"]
@@ -177,7 +177,7 @@ class Decode(Requests):
             )
 
 
-class Answer(Requests):
+class AnswerSettings(Requests):
     """Questions about a passage each, answered; input_tokens is the longest prompt that fits."""
 
     measure: Literal["answer"]
@@ -192,7 +192,9 @@ class Answer(Requests):
         return math.ceil(self.questions / self.batch)
 
 
-_Kind = Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer
+_Kind = (
+    ThroughputSettings | LatencySettings | ForwardTimeSettings | KvCapacitySettings | DecodeSettings | AnswerSettings
+)
 POINTS: dict[str, type[_Kind]] = {
     get_args(kind.model_fields["measure"].annotation)[0]: kind for kind in get_args(_Kind)
 }

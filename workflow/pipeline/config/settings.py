@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.config.catalogue import Asks, output_type
+from pipeline.config.catalogue import BenchmarkSize, output_type
 from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
@@ -125,7 +125,7 @@ class Model(Section):
         return self.model_type or (shape and shape.model_type)
 
     def unmeasured(self, what: Literal["quality", "serving"]) -> str | None:
-        """Why its quality, or how it serves, cannot be measured, or None."""
+        """Return why its quality or serving cannot be measured; None if it can."""
         return self.unavailable and getattr(self.unavailable, what)
 
     @property
@@ -176,12 +176,12 @@ class Variant(Section):
 
     @property
     def rewired(self) -> bool:
-        """Whether layers skip prefill."""
+        """Return True if layers skip prefill."""
         return self.prefill_reduction is not None
 
     @property
     def changed(self) -> bool:
-        """Whether it is measured on a checkpoint of its own."""
+        """Return True if it is measured on a checkpoint of its own."""
         return self.rewired or self.recipe is not None
 
     @model_validator(mode="after")
@@ -246,7 +246,7 @@ class Prompts(Section):
 
 
 class Reading(Prompts):
-    """What a long prompt still gives; not in the paper."""
+    """How much a prompt's text lowers the bits of the answer; not in the paper."""
 
     data: Text = key("SQuAD, a key under data: Title, Background and Question on lines of their own.")
     every: Whole = key("A family has every so many l from a third of the layers on, and those of its model.")
@@ -269,7 +269,7 @@ Backend = Literal["auto", "transformers", "vllm"]
 
 
 class Scoring(Section):
-    """What all benchmarks share."""
+    """Settings of all benchmarks."""
 
     seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
     backend: Backend = key(
@@ -280,7 +280,7 @@ class Scoring(Section):
 
 
 class Scored(Section):
-    """What decides a score of a benchmark, besides the model."""
+    """Settings that change a score of a benchmark, besides the model."""
 
     task: Text = key("Name of the lm-eval task.")
     shots: Annotated[Count, Field(le=1000)] = key("Few-shot examples.")
@@ -308,7 +308,7 @@ class Task(Scored):
     title: Text = key("Column head in tables.")
     published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
-    asks: Asks | None = key(
+    asks: BenchmarkSize | None = key(
         "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
     )
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
@@ -322,7 +322,7 @@ class Task(Scored):
 
     @property
     def generated(self) -> bool:
-        """Whether answers are generated, and not scored by log-likelihoods; lm-eval's files tell it."""
+        """Return True if answers are generated, and not scored by log-likelihoods; lm-eval's files tell it."""
         return output_type(self.task) == "generate_until"
 
 
@@ -336,7 +336,7 @@ class Sets(Section):
 
 
 class Scope(Section):
-    """What of an artifact's entry names models, whatever its kind."""
+    """Keys of an artifact's entry that name models, for all kinds."""
 
     models: Names | None = key("By role, or a model's own name.", None)
 

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.measure.client import random_prompts
-from pipeline.measure.worker import answer
+from pipeline.engines.worker import answer
+from pipeline.prompts import random_prompts
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams, TokensPrompt

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.measure.point import devices
+from pipeline.measure.point import installed_gpus
 from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.turns import Engines
@@ -119,7 +119,7 @@ def measure_points(
     conditions = {
         **dataclasses.asdict(dataclasses.replace(settings, points={})),
         **machine,
-        "devices": [device.name for device in devices()[:gpus]] if gpus else [],
+        "devices": [device.name for device in installed_gpus()[:gpus]] if gpus else [],
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.measure.client import chat_prompts, measure_rate, random_prompts
+from pipeline.engines.worker import serving
+from pipeline.measure.client import measure_rate
 from pipeline.measure.point import Point
-from pipeline.measure.turns import OWN, Run
-from pipeline.measure.worker import serving
+from pipeline.measure.turns import VARIANT, Run
+from pipeline.prompts import chat_prompts, random_prompts
 
 TTFT_FACTOR = 5.0
 ACHIEVED = 0.92
@@ -47,9 +48,9 @@ class Latency(Point):
 
     def numbers(self, run: Run) -> dict[str, Any]:
         name = f"{run.subject.identity['name']}-{run.subject.variant}"
-        command, environment = run.starts[OWN]
+        command, environment = run.starts[VARIANT]
         start = partial(serving, command, name, run.engines.log, environment, self.start_timeout)
-        server, (longest, output), folder = run.engines.get(OWN, start), self.lengths, run.subject.folder
+        server, (longest, output), folder = run.engines.get(VARIANT, start), self.lengths, run.subject.folder
         chats = chat_prompts(folder, run.chats, longest, self.seed) if self.settings.dataset else None
         vocabulary = run.subject.config["vocab_size"]
 
@@ -99,7 +100,7 @@ def of_runs(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
-    """Whether a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
+    """Return True if a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
     if measured["failed"] or not measured["completed"]:
         return False
     # At the lowest rate: at its own rate it would hold the wait that a growing queue adds.

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipeline.measure.client import ask, choose_questions, load_tokenizer
-from pipeline.measure.engine import EngineFailure, cache_size
+from pipeline.engines.log import EngineFailure, cache_size
 from pipeline.measure.point import CACHE_BYTES, Point
 from pipeline.measure.subject import BASELINE
-from pipeline.measure.turns import OWN, Run, samples
+from pipeline.measure.turns import VARIANT, Run, samples
+from pipeline.prompts import choose_questions, plain_tokenizer, question_prompt
 from pipeline.records import hardware
 from swiftkv.cost import GIBI, Dimensions, parameter_count, passed_parameters
 
@@ -56,11 +56,11 @@ class Throughput(Point):
         (prompt, output), subject = self.lengths, run.subject
         job = {"do": "throughput", "prompts": self.number_of_prompts, "seed": self.seed}
         job |= {"input": prompt, "output": output}
-        answers = run.in_turns([job] * self.repeats(subject.variant), self.warm_up)
+        answers = run.alternate([job] * self.repeats(subject.variant), self.warm_up)
         gpus = hardware()["gpus"] if self.gpus else []
         peak = peak_tflops(gpus[0], self.dtype, subject.quantization) if gpus else None
         times = samples(answers, "seconds", itemgetter("seconds"))
-        shares = [100 * answer["decode_only_seconds"] / answer["seconds"] for answer in answers[OWN]]
+        shares = [100 * answer["decode_only_seconds"] / answer["seconds"] for answer in answers[VARIANT]]
         speed = self.result(subject.config, statistics.median(times["samples_seconds"]), peak)
         return speed | {"decode_only_percent": statistics.median(shares)} | times
 
@@ -124,8 +124,8 @@ class Batches(Point):
         answers: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in run.starts}
         for job in map(self.job, batches):
             if not self.each:
-                run.in_turns([job])
-            for side, found in run.in_turns([job] * repeats, job if self.each else None).items():
+                run.alternate([job])
+            for side, found in run.alternate([job] * repeats, job if self.each else None).items():
                 answers[side].append(found)
         scale = 1000 if self.unit == "ms" else 1
         times = samples(answers, self.unit, lambda one: scale * one["seconds"] / one.get("steps", 1))
@@ -134,7 +134,7 @@ class Batches(Point):
             self.axis: batches,
             self.times: {name: list(map(of, times[f"samples_{self.unit}"])) for name, of in spread.items()},
             **times,
-            "steps": [[one.get("steps", 1) for one in batch] for batch in answers[OWN]],
+            "steps": [[one.get("steps", 1) for one in batch] for batch in answers[VARIANT]],
             "repeats": repeats,
         }
 
@@ -194,12 +194,12 @@ class Answer(Point):
             "f1": compute_f1,
         }
 
-        (_, output), tokenizer, size = self.lengths, load_tokenizer(run.subject.folder), self.settings.batch
+        (_, output), tokenizer, size = self.lengths, plain_tokenizer(run.subject.folder), self.settings.batch
         drawn = choose_questions(run.chats, **self.settings.draw)[: self.settings.questions]
-        prompts = [ask(tokenizer, texts[:3]) for texts in drawn]
+        prompts = [question_prompt(tokenizer, texts[:3]) for texts in drawn]
         job = {"do": "reply", "output": output, "stop": [tokenizer.eos_token_id]}
         jobs = [job | {"prompts": prompts[start : start + size]} for start in range(0, len(prompts), size)]
-        found = run.in_turns(jobs, warm_up=job | {"prompts": prompts[:1], "output": 1})
+        found = run.alternate(jobs, warm_up=job | {"prompts": prompts[:1], "output": 1})
         answers = {}
         for side, replies in found.items():
             texts = tokenizer.batch_decode(sum((reply["tokens"] for reply in replies), []), skip_special_tokens=True)
@@ -210,7 +210,7 @@ class Answer(Point):
         first = samples(found, "ms", lambda reply: 1000 * reply["first_token_seconds"])
         return {
             "asked": [texts[2:] for texts in drawn],
-            "answers": answers[OWN],
+            "answers": answers[VARIANT],
             "baseline_answers": answers.get(BASELINE),
             "first_token_ms": statistics.median(first["samples_ms"]),
             **first,
@@ -227,7 +227,7 @@ class KvCapacity(Point):
         return {}
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        run.in_turns([{"do": "ready"}])
+        run.alternate([{"do": "ready"}])
         tokens, gib = cache_size(run.engines.text)
         if tokens is None:
             raise EngineFailure(

@@ -1,10 +1,9 @@
-"""A serving point on the machine at hand, and vLLM's arguments and environment."""
+"""A serving point on the machine at hand, and vLLM's arguments."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pipeline.measure.engine import OutOfMemory
+from pipeline.engines.log import OutOfMemory
+from pipeline.engines.worker import module
 from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.turns import Run
-from pipeline.measure.worker import module
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 
@@ -24,21 +23,21 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
 
 
-class Device(NamedTuple):
+class InstalledGpu(NamedTuple):
     """A GPU and the bytes of its memory."""
 
     name: str
     total: int
 
 
-def devices() -> list[Device]:
-    """The GPUs; asked in another process, so that this one holds no memory there while vLLM runs."""
+def installed_gpus() -> list[InstalledGpu]:
+    """Return the GPUs of this machine, from another process, so that this one holds no GPU memory while vLLM runs."""
     question = (
         "import json; from torch.cuda import device_count, get_device_name, mem_get_info; "
         "print(json.dumps([[get_device_name(gpu), mem_get_info(gpu)[1]] for gpu in range(device_count())]))"
     )
     answer = subprocess.run([sys.executable, "-c", question], capture_output=True, encoding="utf-8")
-    found = [Device(*device) for device in json.loads(answer.stdout or "[]")]
+    found = [InstalledGpu(*device) for device in json.loads(answer.stdout or "[]")]
     if not found:
         raise UserError("this point is served on GPUs, and torch finds none")
     return found
@@ -85,7 +84,7 @@ class Point:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What a record has beside the point's settings."""
+        """Return further settings for the record, beside the point's own."""
         return {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
@@ -106,7 +105,7 @@ class Point:
         return self.lengths
 
     def repeats(self, variant: str) -> int:
-        """How often the point is measured; half as often for a baseline that variants measure again, in turns with it."""
+        """Return how often the point is measured; half as often for a baseline, which variants measure again in turns with it."""
         return math.ceil(self.settings.repeats / (2 if self.in_turns and variant == BASELINE else 1))
 
     @property
@@ -129,7 +128,7 @@ class Point:
 
     @property
     def async_scheduling(self) -> bool | None:
-        """Whether vLLM schedules asynchronously; None leaves it to vLLM, which never does on processors."""
+        """Return True if vLLM schedules asynchronously; None leaves it to vLLM, which never does on processors."""
         return getattr(self.settings, "async_scheduling", None) if self.gpus else None
 
     def memory(self, subject: Subject) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class Point:
         limit, share = self.settings.memory_gib, self.engine["gpu_memory_utilization"]
         if self.gpus:
             if limit is not None:  # not rounded up: the limit is one
-                share = min(share, int(limit * GIBI / devices()[0].total * 10_000) / 10_000)
+                share = min(share, int(limit * GIBI / installed_gpus()[0].total * 10_000) / 10_000)
             return {GPU_SHARE: share}
         stated = "bfloat16" if self.engine["dtype"] == "auto" else self.dtype
         if limit is None:
@@ -212,43 +211,6 @@ def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, 
     if point.server:
         return module("vllm.entrypoints.cli.main", "serve", str(subject.folder), *words)
     return module("pipeline.measure.engine_program", "--model", str(subject.folder), "--skip-tokenizer-init", *words)
-
-
-def engine_environment(gpus: int, threads: int) -> dict[str, str]:
-    """The environment vLLM is served in on so many GPUs (0: the processor) and processor threads.
-
-    It reports nothing and downloads nothing. Only this project's plugin is loaded: an installed arctic-inference would change
-    how every model runs. On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for
-    each server process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back
-    after each step, they cost a page fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
-    """
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # `engine.py` reads the log.
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_CONFIGURE_LOGGING": "1",
-        "VLLM_LOGGING_COLOR": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-        # Else torch's gloo listens on whatever address the host's name has.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "VLLM_PLUGINS": "swiftkv",
-        "ARCTIC_INFERENCE_ENABLED": "0",
-    }
-    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
-    if gpus:
-        # A forked engine fails if anything has looked for GPUs before, e.g. another plugin.
-        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        # It would be compiled at the first start, and decoding is greedy.
-        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    else:
-        environment["OMP_NUM_THREADS"] = str(threads)
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-        # The engine process is the worker: 10 s less to start.
-        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return environment
 
 
 def printable(command: Sequence[str], model: Path) -> list[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.points import POINTS
-from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
+from pipeline.engines.environment import engine_environment
+from pipeline.engines.log import OutOfMemory, Unsupported, observed, require_fp8_cache
 from pipeline.measure.latency import Latency
 from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
-from pipeline.measure.point import Point, engine_environment, printable, vllm_command
+from pipeline.measure.point import Point, printable, vllm_command
 from pipeline.measure.subject import BASELINE, Subject
-from pipeline.measure.turns import OWN, Engines, Run
+from pipeline.measure.turns import VARIANT, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
 from swiftkv.cost import Dimensions, kv_bytes_per_token, request_flops, speedup_limits
@@ -64,7 +65,7 @@ def recorded_settings(point: Point) -> dict[str, Any]:
 
 
 def engine_key(point: Point) -> str:
-    """What points of a model, variant and KV cache need in common to be measured on one engine."""
+    """Return a key that is equal for points of a model, variant and KV cache that one engine can measure."""
     key = {"server": point.server, "memory_gib": point.settings.memory_gib, "speculative": point.speculation}
     if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
         key |= {"alone": point.alone, "single": point.single, "async_scheduling": point.async_scheduling}
@@ -93,13 +94,13 @@ def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None
         if subject.kv_cache == "fp8" and not point.gpus:
             require_fp8_cache()
         memory = point.memory(subject)
-        starts = {OWN: _start(subject, point, engines, memory)}
-        command = printable(starts[OWN][0], subject.folder)
+        starts = {VARIANT: _start(subject, point, engines, memory)}
+        command = printable(starts[VARIANT][0], subject.folder)
         run = Run(subject, point.gpus, engines, memory, starts, chats)
         if subject.baseline is not None and point.in_turns:
             try:
-                theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))
-                result = point.numbers(replace(run, starts={BASELINE: theirs, **starts}))
+                baseline_start = _start(subject.baseline, point, engines, point.memory(subject.baseline))
+                result = point.numbers(replace(run, starts={BASELINE: baseline_start, **starts}))
             except OutOfMemory:  # there may be enough for one engine alone
                 engines.close()
         result = result or point.numbers(run)
@@ -151,7 +152,7 @@ def _start(
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
-    """What such requests cost by the cost model, and the limits that follow for the variant.
+    """Return the costs of requests by the cost model, and the limits that follow for the variant.
 
     Returns:
         baseline_flops_per_token: the unchanged model's FLOPs for each processed token of such a request.

@@ -10,13 +10,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from pipeline.engines.worker import Worker, worker
 from pipeline.measure.subject import BASELINE, Subject
-from pipeline.measure.worker import Worker, worker
 from swiftkv.io import text_of
 
-OWN = "own"  # the other side of a measurement in turns
-QUIET = 0.1  # cores that other programs may keep busy during a turn
-AGAIN = 2  # turns of a series that are taken once more because of them
+VARIANT = "variant"  # the side that is measured, alone or alternating with `BASELINE`
+MAX_BUSY_CORES = 0.1  # cores that other programs may keep busy during a turn
+MAX_RETRIES = 2  # turns of a series that are repeated because of them
 
 
 class Engines(contextlib.ExitStack):
@@ -36,7 +36,7 @@ class Engines(contextlib.ExitStack):
         log.unlink(missing_ok=True)
 
     def get(self, side: str, start: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
-        """What runs for a side; it is started if nothing does."""
+        """Return the program of a side; start it if there is none."""
         if side not in self._up:
             self._up[side] = self.enter_context(start())
         return self._up[side]
@@ -59,7 +59,7 @@ class Run:
     Attributes:
         gpus: GPUs that an engine is spread over; 0 serves on the processor.
         memory: the vLLM argument that sets it.
-        starts: command and environment of vLLM, by side: of `OWN`, and of `BASELINE` where both are measured in turns.
+        starts: command and environment of vLLM, by side: of `VARIANT`, and of `BASELINE` where both are measured in turns.
         chats: what points with `dataset` send.
     """
 
@@ -70,12 +70,13 @@ class Run:
     starts: Mapping[str, tuple[list[str], dict[str, str]]]
     chats: Path | None = None
 
-    def in_turns(
+    def alternate(
         self, jobs: Sequence[Mapping[str, Any]], warm_up: Mapping[str, Any] | None = None
     ) -> dict[str, list[dict[str, Any]]]:
-        """Do jobs of `engine_program` on each side, in turns (A B B A ...), so that a slower minute meets both.
+        """Run jobs of `engine_program` on each side, alternating (A B B A ...), so that a slower minute meets both.
 
-        On a processor a turn is taken again where other programs kept more than `QUIET` cores busy, `AGAIN` times at most.
+        On a processor, repeat turns in which other programs kept more than `MAX_BUSY_CORES` cores busy, at most `MAX_RETRIES` of
+        them.
 
         Args:
             jobs: one a turn.
@@ -85,7 +86,7 @@ class Run:
             By side, the answer to each job; `taken` is how often the turn was.
         """
         log = self.engines.log
-        logs = {OWN: log, BASELINE: log.with_suffix(".baseline.log")}
+        logs = {VARIANT: log, BASELINE: log.with_suffix(".baseline.log")}
         programs: dict[str, Worker] = {}
         for side, (command, environment) in self.starts.items():
             start = partial(worker, command, logs[side], environment, "the vLLM engine")
@@ -95,10 +96,10 @@ class Run:
         for program in programs.values():  # nothing starts while another is measured
             program.ask({"do": "ready"})
         answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
-        left = AGAIN
+        left = MAX_RETRIES
         for turn, job in enumerate(jobs):
             pair, taken = {}, 0
-            while not taken or (left and max(one.get("other_cores", 0) for one in pair.values()) > QUIET):
+            while not taken or (left and max(one.get("other_cores", 0) for one in pair.values()) > MAX_BUSY_CORES):
                 left -= bool(taken)
                 taken += 1
                 for side in reversed(list(programs)) if turn % 2 else programs:
@@ -114,7 +115,7 @@ def samples(answers: Mapping[str, Sequence[Any]], unit: str, time: Callable[[Any
     """Collect repeated samples of both sides as fields of a record; None if a side was not measured.
 
     Args:
-        answers: by side, those of `Run.in_turns`, or a list of them a batch.
+        answers: by side, those of `Run.alternate`, or a list of them a batch.
         unit: of the samples, for the names of their fields.
         time: the sample of an answer.
 
@@ -127,11 +128,11 @@ def samples(answers: Mapping[str, Sequence[Any]], unit: str, time: Callable[[Any
         return [each(value, one) for one in nested] if isinstance(nested, list) else value(nested)
 
     fields = {f"samples_{unit}": time}
-    first = answers[OWN][0]
+    first = answers[VARIANT][0]
     if "cpu_seconds" in (first[0] if isinstance(first, list) else first):
         fields |= {f"samples_{name}": itemgetter(name) for name in ("cpu_seconds", "other_cores", "taken")}
     return {
         side + name: each(value, answers[of]) if of in answers else None
         for name, value in fields.items()
-        for side, of in (("", OWN), ("baseline_", BASELINE))
+        for side, of in (("", VARIANT), ("baseline_", BASELINE))
     }

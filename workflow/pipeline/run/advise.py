@@ -16,7 +16,8 @@ import pandas as pd
 import yaml
 from huggingface_hub import HfApi
 
-from pipeline.config import Config, check, load, model_config
+from pipeline.config import Config, load, model_config
+from pipeline.config.checks import check_config
 from pipeline.run.estimate import HOUR, Work
 from pipeline.run.jobs import PlannedJob, Profile, Resources, read_config, read_profile
 from pipeline.run.plan import count, make_plan, summary, table
@@ -35,7 +36,7 @@ PROMPTS = {"512 in": 512, "2K in": 2000, "16K in": 16000, "128K in": 128000}
 OUTPUT = 256
 CARD = 80 * GIGA  # bytes of a GPU
 SERVED, SCORED = 0.85, 0.7  # of a GPU that weights may fill; the rest is for a cache, or for logits and states
-LARGE = 7 * GIGA  # parameters from which on the paper's models could skip half of their layers
+LARGE_MODEL = 7 * GIGA  # parameters from which on the paper's models could skip half of their layers
 # What a family that is not supported has beside Llama's layers, by the beginnings of fields in config.json.
 BESIDE = {
     "recurrent layers, which have no KV cache to fill from layer l": ("linear_", "mamba_", "ssm_"),
@@ -98,7 +99,7 @@ def advise(model: str, profile: Profile, output: Path, *, measure: bool = False)
     gpus, (most, total) = gpus_needed(size, config), gpus_shared(profile, config)
     reason = not_served(row, size, processor=not most)
     reductions = layers_by_reduction(size.layers)
-    first = "40" if size.parameters < LARGE and "40" in reductions else "50"
+    first = "40" if size.parameters < LARGE_MODEL and "40" in reductions else "50"
     group = max(group for group in GROUPS if group <= size.layers - reductions["50"])
     across = [f"swiftkv-50-across{group}"] if group > 1 else []
     values = {
@@ -267,7 +268,7 @@ def limits(
     """
     settings = load()
     settings["models"][name] = entry
-    config, arch, layers = check(settings), size.dimensions, size.layers
+    config, arch, layers = check_config(settings), size.dimensions, size.layers
     memory = gpus["serve"] * CARD * config.serving.engine.gpu_memory_utilization
     cases = [(SwiftKVSpec(layers, layers), "-")]
     for reduction, layer in entry["num_key_value_layers"].items():
@@ -316,7 +317,7 @@ def advice(size: Size, layer: int) -> str:
     ratio = speedup_limits(size.dimensions, SwiftKVSpec(layers, layer), PROMPTS["2K in"], 1)["prefill_speedup"]
     lost = (
         "half of the layers the paper's models of 7B and more"
-        if size.parameters >= LARGE
+        if size.parameters >= LARGE_MODEL
         else "40 % the paper's 3B model"
     )
     return (

@@ -12,18 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.metrics import INPUTS, some
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
+from pipeline.quality.fetch import data_set
 from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import estimates
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config
 from pipeline.run.plan import count
 from pipeline.run.sizes import Download, downloads, once
-from pipeline.score.fetch import data_set
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import HUB_SECONDS, SECOND_COPIES, refusal
+from pipeline.text import some
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.io import check_space, read_json
@@ -208,7 +209,7 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     Raises:
         UserError: as `check_task`.
     """
-    from pipeline.score.tasks import check_task  # imports lm-eval, which takes seconds
+    from pipeline.quality.tasks import check_task  # imports lm-eval, which takes seconds
 
     outputs = {job.wildcards.get("task", Path(path).stem) for job in jobs for path in job.outputs}
     tasks = [task.model_dump() for name, task in config.tasks.items() if name in outputs]

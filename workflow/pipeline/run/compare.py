@@ -18,10 +18,11 @@ import pandas as pd
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims import OTHER, UNDECIDED, UNMEASURED
 from pipeline.artifacts.frame import interval, measured, scale_of
-from pipeline.artifacts.metrics import INPUTS, METRICS, Metric, some
+from pipeline.artifacts.metrics import INPUTS, METRICS, Metric
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
 from pipeline.statistics import paired_difference
+from pipeline.text import some
 from swiftkv.errors import UserError
 
 FOLDER = "resources/reference"
@@ -149,7 +150,7 @@ def folder(root: Path, config: Config) -> Path:
 def inputs(config: Config, targets: Collection[str]) -> list[str]:
     """Return the records and resolved models that some artifacts are made of, as paths from the folder of results."""
     results, names = Path(config.pathvars.results), contents.named(config, targets)
-    files = [Path(file) for name in names for group in contents.needs(config, name).values() for file in group]
+    files = [Path(file) for name in names for group in contents.input_files(config, name).values() for file in group]
     measured = (file for file in files if file.suffix == ".json" and results in file.parents)
     return [str(file.relative_to(results)) for file in dict.fromkeys(measured)]
 

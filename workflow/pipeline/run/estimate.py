@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config import Config
-from pipeline.config.catalogue import asks
+from pipeline.config.catalogue import benchmark_size
 from pipeline.config.planning import Mix
-from pipeline.config.points import Latency
+from pipeline.config.points import LatencySettings
 from pipeline.config.settings import FAMILIES
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
@@ -187,7 +187,7 @@ class Work:
         config, total = self.config, 0.0
         for path in self.job.outputs:
             name = Path(path).stem
-            amount, batch = asks(config.tasks[name], name), config.tasks[name].batch_size
+            amount, batch = benchmark_size(config.tasks[name], name), config.tasks[name].batch_size
             starts = amount.questions if amount.answer else 1
             tokens = amount.questions * amount.prompt + starts * amount.shots
             if config.scoring_engine(self.model, self.variant, self.job.wildcards["kv_cache"], name):
@@ -222,7 +222,7 @@ class Work:
                 return self._latency(point, output)
         return self.passing(tokens, "serving") + answers * answer
 
-    def _latency(self, point: Latency, output: int) -> float:
+    def _latency(self, point: LatencySettings, output: int) -> float:
         """Time in which the requests of each rate arrive, or where they queue are answered, as `latency.search` runs them.
 
         A bisection takes as long as the slower of the rates that it lies between.

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import contents
-from pipeline.config import PROJECT, Config, check, load, load_yaml
+from pipeline.config import PROJECT, Config, load, load_yaml
+from pipeline.config.checks import check_config
 from pipeline.config.local import check_local_sources
 from pipeline.gpus import gpus_of, python_of_jobs
 from pipeline.stages import rule_of, stage_of
@@ -54,12 +55,12 @@ class PlannedJob:
 
     @property
     def name(self) -> str:
-        """What Snakemake's SLURM plugin calls it."""
+        """Return its name in Snakemake's SLURM plugin."""
         return self.rule
 
     @property
     def local(self) -> bool:
-        """Whether it runs beside Snakemake, also where others go to a cluster."""
+        """Return True if it runs beside Snakemake, also where others go to a cluster."""
         return stage_of(self.rule).local
 
     @property
@@ -271,8 +272,8 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
     Raises:
         UserError: it is not valid.
     """
-    typed = check(config)
-    contents.check(typed)
+    typed = check_config(config)
+    contents.check_artifacts(typed)
     check_local_sources(typed, directory)
     return typed
 

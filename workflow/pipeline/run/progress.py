@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.artifacts.metrics import some
-from pipeline.measure.turns import QUIET
+from pipeline.measure.turns import MAX_BUSY_CORES
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from pipeline.run.retries import own_error
+from pipeline.text import some
 from swiftkv.io import text_of
 
 PAGE = "report_page"  # the rule that ends a whole run
@@ -24,7 +24,7 @@ LONG = 60  # estimated seconds from which on a step has a line when it begins
 LONGEST = 160  # characters of a step's last line of output
 
 
-class Progress:
+class RunProgress:
     """The steps of a run, by Snakemake's numbers of jobs, which its events name; jobs without output are no steps.
 
     Args:
@@ -56,7 +56,7 @@ class Progress:
         line = f"{count(len(self.jobs), 'step')}, about {duration(self._wall((), {}))} (estimated)"
         if self.profile.cores and any(job.rule == "measure" and not job.gpus for job in self.jobs.values()):
             busy = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
-            if busy > QUIET:
+            if busy > MAX_BUSY_CORES:
                 line += f"; other programs keep {busy:.1f} cores busy: end them, or serving is measured beside them"
         return line
 
@@ -169,7 +169,7 @@ class Progress:
         return [line.strip() for line in text_of(file).splitlines() if line.strip()]
 
     def _error(self, number: int) -> str:
-        """Why a step failed: its program's own sentence, else the last line of its output."""
+        """Return why a step failed: its program's own sentence, else the last line of its output."""
         lines = self._lines(number)
         return own_error(lines) or (lines or ["it said nothing; it may have been killed"])[-1]
 

@@ -12,11 +12,11 @@ from PIL import Image
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
-from pipeline.artifacts.metrics import some
 from pipeline.artifacts.report import Artifact, read_artifacts, result, verdicts, write_gallery, write_tables
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, inputs, records
 from pipeline.stages import STAGES
+from pipeline.text import some
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 
@@ -91,7 +91,9 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
         )
     ]
     # Claims are judged by other tables, which come first.
-    tables = {name: [Path(file).stem for file in contents.needs(config, name).get("tables", ())] for name in wanted}
+    tables = {
+        name: [Path(file).stem for file in contents.input_files(config, name).get("tables", ())] for name in wanted
+    }
     judged = [name for names in tables.values() for name in names]
     for name in dict.fromkeys([*judged, *sorted(wanted, key=lambda name: bool(tables[name]))]):
         patterns = STAGES[contents.kind_of(config, name).form].outputs
@@ -115,7 +117,7 @@ def _files(config: Config, name: str, place: Path) -> dict[str, list[str]]:
         inside = path.relative_to(place)
         return REDRAWN / place.name / inside if inside.parts[0] in ("tables", "figures") else path
 
-    return {key: [str(find(Path(file))) for file in files] for key, files in contents.needs(config, name).items()}
+    return {key: [str(find(Path(file))) for file in files] for key, files in contents.input_files(config, name).items()}
 
 
 def show(results: Path, root: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import PROJECT, Config, model_config
-from pipeline.config.catalogue import KNOWN
+from pipeline.config.catalogue import KNOWN_TASKS
 from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
@@ -206,7 +206,7 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
         task = config.tasks[named["task"]]
         if task.metadata is not None:  # lm-eval makes them
             return []
-        known = getattr(KNOWN.get(task.task), "hub", None) or task.task
+        known = getattr(KNOWN_TASKS.get(task.task), "hub", None) or task.task
         return _download("questions", task.source) if task.source else [Download("questions", known)]
     if rule not in ("resolve_model", "fetch_checkpoint"):
         return []
@@ -224,7 +224,7 @@ def downloads(job: PlannedJob, config: Config) -> list[Download]:
 
 
 def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
-    """What a source of the configuration fetches: nothing if it is local or packaged."""
+    """Return what a source of the configuration fetches: nothing if it is local or packaged."""
     stated = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
     return [Download(what, source.hub, **settings, **stated)] if hasattr(source, "hub") else []
 

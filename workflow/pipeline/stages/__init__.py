@@ -40,7 +40,7 @@ class Stage:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What `run` names; imported only here."""
+        """Import and return the function that `run` names."""
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -56,7 +56,7 @@ STAGES = {
     "corpus": Stage(
         "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",)
     ),
-    "fetch_questions": Stage("questions/{task}", "pipeline.score.fetch:fetch_questions"),
+    "fetch_questions": Stage("questions/{task}", "pipeline.quality.fetch:fetch_questions"),
     # Training
     "pack": Stage("packed/{model}/{recipe}.safetensors", "pipeline.training:pack"),
     "teacher_states": Stage("teacher/{model}/{recipe}.safetensors", "pipeline.training:teacher_states", gpus="score"),
@@ -70,16 +70,18 @@ STAGES = {
     "model_card": Stage("checkpoints/{model}/{variant}/README.md", "pipeline.card:write_card", local=True),
     # Quality
     "score": Stage(
-        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
+        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.quality.scores:measure_scores", gpus="score"
     ),
     "fidelity": Stage(
-        "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
+        "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.quality.fidelity:measure_fidelity", gpus="score"
     ),
-    "evaluate_reading": Stage("reading/{model}/{variant}.json", "pipeline.score.reading:measure_reading", gpus="score"),
+    "evaluate_reading": Stage(
+        "reading/{model}/{variant}.json", "pipeline.quality.reading:measure_reading", gpus="score"
+    ),
     "reading_moments": Stage("reading/{model}/{recipe}.safetensors", "pipeline.training:moments", gpus="score"),
-    "similarity": Stage("similarity/{model}.json", "pipeline.score.similarity:measure_similarity", gpus="score"),
+    "similarity": Stage("similarity/{model}.json", "pipeline.quality.similarity:measure_similarity", gpus="score"),
     "evaluate_early_exit": Stage(
-        "early_exit/{model}/{variant}.json", "pipeline.score.early_exit:measure_early_exit", gpus="score"
+        "early_exit/{model}/{variant}.json", "pipeline.quality.early_exit:measure_early_exit", gpus="score"
     ),
     # Serving
     "measure": Stage(

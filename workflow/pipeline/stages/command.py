@@ -82,12 +82,12 @@ def _json(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 def _is_class(kind: Any) -> bool:
-    """Whether JSON's keys are the fields of a dataclass or of a section of the configuration."""
+    """Return True if JSON's keys are the fields of a dataclass or of a section of the configuration."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Section))
 
 
 def _is_json(kind: Any) -> bool:
-    """Whether a type is a mapping or such a class, or made of such."""
+    """Return True if a type is a mapping or such a class, or made of such."""
     mapping = get_origin(kind) in (dict, collections.abc.Mapping) or kind is dict
     return mapping or _is_class(kind) or any(map(_is_json, get_args(kind)))
 

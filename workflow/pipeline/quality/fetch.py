@@ -16,7 +16,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.catalogue import KNOWN, Leaf, leaf_configs, leaves
+from pipeline.config.catalogue import KNOWN_TASKS, Leaf, leaf_configs, leaves
 from pipeline.sources.hub import HubError, HubRepository
 from swiftkv.errors import UserError, one_line
 from swiftkv.io import atomic_path, read_json, write_json
@@ -32,12 +32,12 @@ STATE_METADATA = (
 )
 
 
-class Unavailable(Exception):
+class QuestionsUnavailable(Exception):
     """An optional source could not be had; the message is the reason, for the record."""
 
 
 def from_hub(source: dict[str, Any] | None) -> bool:
-    """Whether the questions of a task with this `source` have to be fetched."""
+    """Return True if the questions of a task with this `source` have to be fetched."""
     return not source or "hub" in source
 
 
@@ -47,7 +47,7 @@ def data_set(task: str) -> str:
     Raises:
         UserError: lm-eval has no such task, or makes its questions itself.
     """
-    hub = KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0].get("dataset_path")
+    hub = KNOWN_TASKS[task].hub if task in KNOWN_TASKS else leaf_configs(task)[0].get("dataset_path")
     if not hub:
         raise UserError(f"lm-eval task {task!r} has no data set on the hub: {STATE_METADATA}")
     return hub
@@ -110,8 +110,8 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
                 identity, found = repository.identity, dict(zip(subsets, repository.load(load), strict=True))
             for number, splits in enumerate(found.values()):
                 datasets.DatasetDict(splits).save_to_disk(scratch / f"{number:03d}")
-            if name in KNOWN and KNOWN[name].nltk:
-                _fetch_nltk(KNOWN[name].nltk)
+            if name in KNOWN_TASKS and KNOWN_TASKS[name].nltk:
+                _fetch_nltk(KNOWN_TASKS[name].nltk)
             record = {"status": "ok", "data": identity, "subsets": list(found)}
         except HubError as error:
             if not source.get("optional"):
@@ -160,17 +160,17 @@ class Fetched:
         identity: the data set's, for records.
 
     Raises:
-        Unavailable: the source could not be had.
+        QuestionsUnavailable: the source could not be had.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, record = folder, read_json(folder / RECORD)
         if record["status"] == "unavailable":
-            raise Unavailable(record["reason"])
+            raise QuestionsUnavailable(record["reason"])
         self.identity, self._subsets = record["data"], record["subsets"]
 
     def has(self, config: dict[str, Any]) -> bool:
-        """Whether the splits that one lm-eval task config reads were fetched."""
+        """Return True if the splits that one lm-eval task config reads were fetched."""
         return _subset(config) in self._subsets
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:

@@ -11,7 +11,7 @@ from score_helpers import SHAPE, SPEC, write_chats, write_source
 from tests.conftest import as_trained, byte_tokenizer, refused, tiny_swiftkv, tiny_teacher
 
 from pipeline.config.settings import Fidelity
-from pipeline.score.fidelity import compare, measure_fidelity
+from pipeline.quality.fidelity import compare_positions, measure_fidelity
 from pipeline.sources import TOKENIZER_FILES, read_source
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.chats import choose_chats, tokenize_chat
@@ -28,7 +28,7 @@ def test_a_small_kl_over_a_large_vocabulary_is_exact():
     torch.nn.init.normal_(head.weight, std=2.0, generator=generator)
     teacher = torch.randn(9, 8, generator=generator)
     student = teacher + 1e-2 * torch.randn(9, 8, generator=generator)
-    found = compare(teacher, [(student, head)], head, list(range(9)))[0, :, 0].sum().item()
+    found = compare_positions(teacher, [(student, head)], head, list(range(9)))[0, :, 0].sum().item()
     p, q = (head.double()(states.double())[:-1].log_softmax(dim=-1) for states in (teacher, student))
     assert found == pytest.approx((p.exp() * (p - q)).sum().item(), rel=2e-3) and 1e-4 < found < 1e-1
 
@@ -57,7 +57,7 @@ def chats(tmp_path):
 @pytest.fixture
 def measured(tmp_path, source, chats, monkeypatch):
     """Function that measures a model: what it is, its spec, its cache and the draw; positions are compared in parts."""
-    monkeypatch.setattr("pipeline.score.fidelity.POSITIONS", 7)
+    monkeypatch.setattr("pipeline.quality.fidelity.POSITIONS", 7)
 
     def measured(model=None, spec=None, kv_cache="auto", draw=DRAW):
         if model is not None:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from pipeline.artifacts import Content, Entry, Row
 from pipeline.artifacts.frame import MERGED, PASSAGES, cells, in_bits, outcomes, saved_bits, scale_of
 from pipeline.artifacts.labels import heads_label
-from pipeline.artifacts.metrics import NONE, percent
+from pipeline.artifacts.metrics import NONE
 from pipeline.artifacts.records import Case, Record
 from pipeline.statistics import Estimate, bootstrapped_ratio, estimate, exact, mean_of, paired_difference, ratio
+from pipeline.text import percent
 from swiftkv.spec import SwiftKVSpec
 
 RecordsByCase = Mapping[tuple[str, ...], Record]
@@ -41,7 +42,7 @@ def accuracies(entry: Entry) -> list[str]:
     return [task for task, settings in entry["tasks"].items() if not in_bits(settings["metric"])]
 
 
-def derived(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Sequence[str]) -> Iterator[Row]:
+def derived_rows(entry: Entry, cases: Sequence[Case], found: RecordsByCase, tasks: Sequence[str]) -> Iterator[Row]:
     """Reductions, averages over tasks and differences of cases."""
     specs = {(model, variant): record.spec for (model, variant, *_), record in found.items()}
     read = {model for model, *_, measure in found if measure == "reading"}

@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.settings import EarlyExit
-from pipeline.measure.client import chat_prompts, opening
-from pipeline.score import BROKEN
-from pipeline.score.chats import ChatMeasurement, require_spec
-from pipeline.score.fidelity import POSITIONS
+from pipeline.prompts import chat_prompts, opening
+from pipeline.quality import BROKEN
+from pipeline.quality.chat_measurement import ChatMeasurement, require_spec
+from pipeline.quality.fidelity import POSITIONS
 from pipeline.statistics import ratio, share
 from swiftkv.device import device_map
 from swiftkv.errors import UserError
@@ -81,7 +81,7 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def answers(
+def answer_prompts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
@@ -147,7 +147,7 @@ def measure_early_exit(
     """Measure the early exit of a checkpoint and write the measurement "early_exit".
 
     Its result has "alignment", from `summarize_agreement`; "decoding", from `summarize_answers` over all prompts; and
-    "answers" to the questions, from `answers`.
+    "answers" to the questions, from `answer_prompts`.
 
     Args:
         model_source: the model's source.json.
@@ -165,13 +165,13 @@ def measure_early_exit(
     model = load_swiftkv(checkpoint, device_map=device_map())
     require_head(model)
     require_spec(checkpoint, model.spec, spec)
-    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings.questions]
+    questions = [opening(measured.tokenizer, text) for text in settings.questions]
     prompts = chat_prompts(measured.model["path"], heldout, settings.max_length, settings.seed)
     prompts = questions + prompts[: settings.prompts]
     sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
     alignment = summarize_agreement(sums)
     print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
-    decoded = answers(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
+    decoded = answer_prompts(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
     decoding = summarize_answers(decoded)
     answered = [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)]
     result = {"alignment": alignment, "decoding": decoding, "answers": answered}

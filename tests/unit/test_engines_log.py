@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.measure.engine import EngineFailure, OutOfMemory, failure, observed
+from pipeline.engines.log import EngineFailure, OutOfMemory, failure, observed
 
 # Printed by vLLM 0.32.0 on a CPU and by 0.26.0 on a GPU; long fields cut out.
 CPU_LOG, CUDA_LOG = (

@@ -9,8 +9,8 @@ import time
 import pytest
 from tests.programs import alive
 
-from pipeline.measure.engine import EngineFailure
-from pipeline.measure.worker import serving, worker
+from pipeline.engines.log import EngineFailure
+from pipeline.engines.worker import serving, worker
 
 # A stand-in for `vllm serve`: an engine process that ignores a polite end, and a server that says it is well.
 FAKE = """
@@ -88,7 +88,7 @@ def test_a_server_that_does_not_come_up_says_why(fake, tmp_path, options, senten
 
 PROGRAM = """
 import pathlib, sys, time
-from pipeline.measure.worker import serving
+from pipeline.engines.worker import serving
 with serving(sys.argv[2:], "m", pathlib.Path(sys.argv[1]), timeout=20):
     print("up", flush=True)
     time.sleep(600)
@@ -118,7 +118,7 @@ def test_a_killed_program_leaves_nothing_behind(fake, tmp_path, number):
 
 ECHO = """
 import subprocess, sys
-from pipeline.measure.worker import answer
+from pipeline.engines.worker import answer
 ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", ignore])
 answer(sys.argv[1], lambda message: {"child": child.pid, "answer": 1 / message})

@@ -7,7 +7,7 @@ The `source` of a task in the config is one of
     {local: FOLDER, splits: {test: PATTERN}}              files below a folder
 PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
 `dataset_name` (the MMLU subject). `columns` adds to files what the lm-eval task reads and they lack, each a Jinja
-template over a record. Questions of the hub were downloaded by `pipeline.score.fetch`.
+template over a record. Questions of the hub were downloaded by `pipeline.quality.fetch`.
 
 Prompts are lm-eval's own; files in lm_eval_tasks/ replace filters, prefix and length for the paper's scores.
 """
@@ -28,7 +28,7 @@ from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, get_metric_aggregation
 from lm_eval.api.task import ConfigurableTask
 
 from pipeline.config.catalogue import leaves
-from pipeline.score.fetch import STATE_METADATA, Fetched, from_hub, generate
+from pipeline.quality.fetch import STATE_METADATA, Fetched, from_hub, generate
 from pipeline.sources import file_identity, read_lines, source_files
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
@@ -130,7 +130,7 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
         fetched: the folder that its questions were fetched to, if they come from the hub.
 
     Raises:
-        Unavailable: an `optional` source could not be had when it was fetched.
+        QuestionsUnavailable: an `optional` source could not be had when it was fetched.
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
     if from_hub(task["source"]) and fetched is None:
@@ -155,7 +155,9 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
         parts.append((config, splits, split, process(splits[split])))
     sizes = [len(questions) for *_, questions in parts]
     tasks, described, fewshot = {}, {}, ""
-    for (config, splits, split, questions), indices in zip(parts, choose(sizes, task["limit"], seed), strict=True):
+    for (config, splits, split, questions), indices in zip(
+        parts, choose_subsets(sizes, task["limit"], seed), strict=True
+    ):
         if not indices:
             continue
         fewshot = _fewshot(task, config, splits, split, questions, indices, seed)
@@ -171,7 +173,7 @@ def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None
     return Benchmark(tasks, sum(sizes), fewshot, described, data.identity)
 
 
-def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
+def choose_subsets(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     """Draw `limit` questions without replacement from groups of the given sizes, as ascending indices for each group.
 
     Systematic sampling: questions are shuffled within each group, groups are laid end to end, and every
@@ -209,7 +211,7 @@ def check_task(task: dict[str, Any]) -> None:
 
 
 def makes_questions(task: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether lm-eval makes the questions of a task of the config; raise a `UserError` if `metadata` is missing then."""
+    """Return True if lm-eval makes the questions of a task of the config; raise a `UserError` if `metadata` is missing then."""
     made = from_hub(task.get("source")) and "custom_dataset" in config
     if made and task.get("metadata") is None:
         raise UserError(f"task {config['task']!r}: {STATE_METADATA}")

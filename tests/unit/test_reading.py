@@ -11,8 +11,8 @@ from tests.programs import write_lines
 from pipeline.artifacts.reading import differences
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
-from pipeline.score import reading
-from pipeline.score.reading import Document, answer_bits, measure_reading, shares_lower, tasks
+from pipeline.quality import reading
+from pipeline.quality.reading import Document, answer_bits, measure_reading, shares_lower, tasks
 from swiftkv.io import read_json, write_json
 from swiftkv.models import load_base, rewire, save_model
 from swiftkv.spec import SwiftKVSpec

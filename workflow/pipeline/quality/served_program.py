@@ -1,4 +1,4 @@
-"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program PIPE` runs it.
+"""lm-eval over vLLM in a process of its own; `python -m pipeline.quality.served_program PIPE` runs it.
 
 Its one kind of job is a task to score, as `served.score_served` sends it.
 """
@@ -14,11 +14,11 @@ from lm_eval.models.vllm_causallms import VLLM
 from transformers import AutoConfig, AutoTokenizer
 
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
-from pipeline.measure.worker import answer
-from pipeline.score.fetch import Unavailable
-from pipeline.score.run import lm_eval_samples, read_off
-from pipeline.score.served import MAX_GEN_TOKS, check_task
-from pipeline.score.tasks import build_benchmark
+from pipeline.engines.worker import answer
+from pipeline.quality.fetch import QuestionsUnavailable
+from pipeline.quality.scores import lm_eval_samples, read_off
+from pipeline.quality.served import MAX_GEN_TOKS, refuse_sampling
+from pipeline.quality.tasks import build_benchmark
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.cost import GIBI
 from swiftkv.errors import UserError
@@ -86,10 +86,10 @@ def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[st
     try:
         benchmark = build_benchmark(task, seed, fetched)
         for part in benchmark.tasks.values():
-            check_task(part.config.task, part.config.generation_kwargs or {})
+            refuse_sampling(part.config.task, part.config.generation_kwargs or {})
         lm = ServedLM(folder, tokenizer, task["engine"], seed)
         return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), benchmark.data
-    except (Unavailable, UserError) as reason:
+    except (QuestionsUnavailable, UserError) as reason:
         return reason
 
 

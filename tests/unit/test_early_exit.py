@@ -9,7 +9,7 @@ from score_helpers import SPEC, write_chats
 from tests.conftest import byte_tokenizer, refused
 
 from pipeline.config.settings import EarlyExit
-from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
+from pipeline.quality.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_model
@@ -48,7 +48,7 @@ def test_agreement_is_counted_by_confidence(place, monkeypatch):
     model, document = load_swiftkv(place[2], torch.float32), list(range(3, 60))
     confidence, same = plain(model, document)
     for positions in (128, 7):
-        monkeypatch.setattr("pipeline.score.early_exit.POSITIONS", positions)
+        monkeypatch.setattr("pipeline.quality.early_exit.POSITIONS", positions)
         found = agreement(model, document, 10, 0.25)
         for number in range(10):
             inside = (confidence >= number / 10) & (confidence < (number + 1) / 10)
@@ -115,7 +115,7 @@ def test_questions_are_tokenized_before_anything_is_measured(place, monkeypatch)
     def refuse(*_):
         raise UserError("the template refuses the question")
 
-    monkeypatch.setattr("pipeline.score.early_exit.opening", refuse)
-    monkeypatch.setattr("pipeline.score.early_exit.agreement", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("pipeline.quality.early_exit.opening", refuse)
+    monkeypatch.setattr("pipeline.quality.early_exit.agreement", lambda *_: pytest.fail("measured"))
     with refused("refuses the question"):
         measured(place)

@@ -20,8 +20,8 @@ from transformers import AttentionInterface, DynamicCache, GenerationConfig, Pre
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from pipeline.quality import BROKEN
 from pipeline.records import KeptAnswers
-from pipeline.score import BROKEN
 from swiftkv.chats import TEMPLATE_ARGUMENTS, padding_id
 from swiftkv.errors import UserError
 from swiftkv.quantize.kv_cache import Peak, new_cache

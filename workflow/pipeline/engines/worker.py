@@ -1,4 +1,4 @@
-"""Programs that a job measures with: workers that do what they are asked, and a `vllm serve` process.
+"""Start programs for as long as a block runs: workers, which answer messages, and `vllm serve` processes.
 
 Starting vLLM takes longer than a short measurement does, so one engine or server measures all points of a job.
 """
@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipeline.measure.engine import EngineFailure
-from pipeline.measure.process import Program, free_port, running
+from pipeline.engines.log import EngineFailure
+from pipeline.engines.process import Program, free_port, running
 
 
 @dataclass(frozen=True)

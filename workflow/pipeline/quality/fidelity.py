@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.config.settings import Fidelity
-from pipeline.score.chats import ChatMeasurement, require_spec
+from pipeline.quality.chat_measurement import ChatMeasurement, require_spec
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
 from swiftkv.distill.fit import fitted_values
@@ -41,7 +41,7 @@ def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str, pr
 
 
 @torch.inference_mode()
-def compare(
+def compare_positions(
     teacher: torch.Tensor,
     students: list[tuple[torch.Tensor, torch.nn.Module]],
     head: torch.nn.Module,
@@ -162,7 +162,7 @@ def measure_fidelity(
             same = model is teacher and kv_cache == "auto"
             states = reference if same else hidden_states(model, document, kv_cache, prompt, peak)
             students.append((states, model.get_output_embeddings()))
-        compared = compare(reference, students, teacher.get_output_embeddings(), document)
+        compared = compare_positions(reference, students, teacher.get_output_embeddings(), document)
         for positions, rows in zip(compared, found.values(), strict=True):
             rows.append(positions)
         if number % 10 == 0 or number == len(prompts):

@@ -1,4 +1,4 @@
-"""Start a program with all it starts itself, and leave none of it behind however the block is left."""
+"""Run a program as a context manager; when the block ends, for whatever reason, end it and all of its child processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.measure.engine import EngineFailure, failure
+from pipeline.engines.log import EngineFailure, failure
 from swiftkv.io import text_of
 
 # Ends its process group, the program and what that has started, when nobody holds its standard input any more: the kernel
@@ -34,7 +34,7 @@ class Program:
         return text_of(self.log)
 
     def failure(self) -> EngineFailure:
-        """Why it ended, once it has."""
+        """Return why it ended, after waiting for it."""
         return failure(self.what, self.process.wait(), self.text, self.log)
 
     def check(self) -> None:

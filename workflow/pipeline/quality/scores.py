@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.quality.fetch import QuestionsUnavailable
+from pipeline.quality.served import score_served
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
-from pipeline.score.fetch import Unavailable
-from pipeline.score.served import score_served
 from pipeline.sources import read_source
 from pipeline.statistics import mean_and_stderr
 from swiftkv.io import write_json
@@ -23,8 +23,8 @@ from swiftkv.spec import SwiftKVSpec
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
-    from pipeline.score.lm import CachedLM
-    from pipeline.score.tasks import Benchmark
+    from pipeline.quality.lm import CachedLM
+    from pipeline.quality.tasks import Benchmark
 
 
 def measure_scores(
@@ -100,7 +100,7 @@ def measure_scores(
             outcome["result"], ran, sections = found
             settings |= ran
             said[name] = format(outcome["result"]["value"], ".4f")
-        except Unavailable as absence:
+        except QuestionsUnavailable as absence:
             said[name] = "unavailable"
             outcome |= {"status": "unavailable", "reason": str(absence)}
         seconds = time.monotonic() - started
@@ -127,9 +127,9 @@ def score(
         The result and the settings of its record, and the record's section `data`.
 
     Raises:
-        Unavailable, UserError: as `build_benchmark`, before `load` is called.
+        QuestionsUnavailable, UserError: as `build_benchmark`, before `load` is called.
     """
-    from pipeline.score.tasks import build_benchmark
+    from pipeline.quality.tasks import build_benchmark
     from swiftkv.quantize.kv_cache import Peak
 
     benchmark, lm = build_benchmark(task, seed, fetched), load()
@@ -146,7 +146,7 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
     """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor."""
     from transformers import AutoTokenizer
 
-    from pipeline.score.lm import CachedLM
+    from pipeline.quality.lm import CachedLM
     from swiftkv.device import device_map
     from swiftkv.models import load_any
 
@@ -173,7 +173,7 @@ def read_off(
     samples: list[dict[str, Any]], benchmark: Benchmark, task: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same."""
-    from pipeline.score.tasks import BITS_PER_BYTE, check_metric
+    from pipeline.quality.tasks import BITS_PER_BYTE, check_metric
 
     config = benchmark.config
     check_metric(task, config)

@@ -1,4 +1,4 @@
-"""What a long prompt still gives: bits that a text in it saves on the gold answers of questions about it.
+"""How much a prompt's text lowers the bits of the answer: of gold answers of questions about the text.
 
     kept = (bits of the answer without the text - bits of the variant with it) / (the same of the unchanged model)
 
@@ -23,10 +23,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
-from pipeline.measure.client import ask, choose_questions
+from pipeline.prompts import choose_questions, question_prompt
+from pipeline.quality.chat_measurement import require_spec
+from pipeline.quality.fidelity import compare_positions, untrained
 from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
-from pipeline.score.chats import require_spec
-from pipeline.score.fidelity import compare, untrained
 from pipeline.sources import read_source
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 def question(tokenizer: Any, texts: Sequence[str], asked: str, answer: str) -> Document:
     """A question about texts, in the chat template."""
-    prompt = ask(tokenizer, [*texts, asked])
+    prompt = question_prompt(tokenizer, [*texts, asked])
     return Document((*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"][:ANSWER]), len(prompt))
 
 
@@ -100,7 +100,7 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
 
 
 def shares_lower(teacher: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
+    """Return True if a rewired model shares the unchanged model's weights below layer l, so that one pass serves both."""
     decoder = model.model
     lower = torch.nn.ModuleList([decoder.embed_tokens, *decoder.layers[: decoder.spec.num_key_value_layers]])
     return set(teacher.parameters()).issuperset(lower.parameters())
@@ -119,7 +119,7 @@ def answer_bits(
         shared = shares_lower(teacher, model)
         hidden = run.hidden_states[layer] if shared else model.model.forward_lower(row).hidden
         students.append((answer_states(model, hidden, document.prompt), model.get_output_embeddings()))
-    found = compare(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
+    found = compare_positions(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
     return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
 
 

@@ -10,9 +10,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from pipeline.measure.engine import observed
-from pipeline.measure.point import engine_environment
-from pipeline.measure.worker import module, worker
+from pipeline.engines.environment import engine_environment
+from pipeline.engines.log import observed
+from pipeline.engines.worker import module, worker
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 
@@ -36,7 +36,7 @@ def score_served(
         it to `log`.
 
     Raises:
-        Unavailable: as `build_benchmark`.
+        QuestionsUnavailable: as `build_benchmark`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """
@@ -53,7 +53,7 @@ def score_served(
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
     job = (folder, tokenizer, task | {"engine": engine}, seed, fetched)
-    with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
+    with worker(module("pipeline.quality.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = program.program.text
     if isinstance(answer, Exception):
@@ -63,7 +63,7 @@ def score_served(
     return result, settings | {"dtype": engine["dtype"], "engine": engine}, {"data": data, "engine": seen}
 
 
-def check_task(name: str, settings: dict[str, Any]) -> None:
+def refuse_sampling(name: str, settings: dict[str, Any]) -> None:
     """Refuse a task, by name and generation_kwargs of its lm-eval config, whose answers are drawn at random."""
     if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
         raise UserError(

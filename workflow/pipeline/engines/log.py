@@ -1,7 +1,7 @@
-"""What vLLM says about itself in its log: what it really ran, and why it could not.
+"""Read from the log of vLLM what it ran, or why it failed.
 
-The log is the one place that says this for a server and for an engine alike; the configuration
-objects live inside other processes. The lines read here are the same from vLLM 0.26 to 0.32.
+Only the log has this for servers as well as for engines: configuration objects live inside other processes. The lines read
+here are the same from vLLM 0.26 to 0.32.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pipeline.records import installed_version
+from swiftkv import installed_version
 from swiftkv.errors import UserError
 
 
 class EngineFailure(UserError):
-    """vLLM could not do what was asked; the message is one sentence."""
+    """vLLM failed; the message is one sentence."""
 
 
 class OutOfMemory(EngineFailure):
@@ -62,11 +62,11 @@ _CONSEQUENCES = re.compile(
 
 
 def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
-    """What vLLM really ran, from its log; None for what it did not say.
+    """Return what vLLM ran, from its log; None for what the log lacks.
 
     Args:
         log: everything the server or the engine printed.
-        kv_cache_dtype: what was asked for, in case the log has no configuration line.
+        kv_cache_dtype: the requested one, in case the log has no configuration line.
         swiftkv: whether the model is a SwiftKV one; an ordinary one has no fast prefill.
 
     Returns:
@@ -96,13 +96,13 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
 
 
 def cache_size(log: str) -> tuple[int | None, float | None]:
-    """Tokens that fit into the KV cache, and its GiB as printed; None for what vLLM did not say."""
+    """Return the tokens that fit into the KV cache, and its GiB as printed; None for what the log lacks."""
     tokens, gib = _CAPACITY.search(log), _CACHE_MEMORY.search(log)
     return int(tokens[1].replace(",", "")) if tokens else None, float(gib[1]) if gib else None
 
 
 def failure(what: str, status: int | None, log: str, place: object) -> EngineFailure:
-    """The exception for a vLLM program that ended with `status`: why, in one sentence, from what it printed.
+    """Return the exception for a vLLM program that ended with `status`: the reason, in one sentence, from its log.
 
     Args:
         log: what it printed.

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.config.settings import Fidelity
-from pipeline.score.chats import ChatMeasurement
+from pipeline.quality.chat_measurement import ChatMeasurement
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
 from swiftkv.models import load_base
