@@ -32,16 +32,15 @@ def test_every_rule_is_a_stage_and_every_stage_a_rule(rules):
 
 
 def test_a_rule_runs_its_stage_where_and_with_what_the_stage_says(rules, workflow):
-    results, tasks = workflow.config["pathvars"]["results"], workflow.config["sets"]["tasks"]
-    groups = workflow.globals["serving_groups"]()
+    results, sets = workflow.config["pathvars"]["results"], workflow.config["sets"]
+    kinds = {"score": "task", "measure": "point"}
     for name, rule in rules.items():
         stage = stage_of(name)
         expected = {f"{results}/{pattern}" for pattern in stage.outputs}
-        if name in groups:
-            expected = {pattern.replace("{point}", point) for pattern in expected for point in groups[name][0]}
-        elif name not in STAGES:
-            of_the_set = tasks[name.removeprefix("score_")]
-            expected = {pattern.replace("{task}", task) for pattern in expected for task in of_the_set}
+        if name not in STAGES:
+            shared, together = name.split("_", 1)
+            members = sets[f"{kinds[shared]}s"][together]
+            expected = {pattern.replace(f"{{{kinds[shared]}}}", member) for pattern in expected for member in members}
         assert {re.sub(r"\{(\w+),[^}]*\}", r"{\1}", str(output)) for output in rule.output} == expected, name
         run = re.search(r"(?:python|\{params.launcher\}) -m pipeline.stages (\w+) ", rule.shellcmd)[1]
         assert STAGES[run].run == stage.run, name

@@ -30,38 +30,38 @@ rule dummy_checkpoint:
         """
 
 
-# A start of vLLM takes longer than most points, so one job measures all points that artifacts show of one engine, in rule
-# `measure_<group>`: a single one that is wanted brings the others. `measure` makes any other point alone. A profile's
-# settings of `measure` are those of all.
-for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
-    copy_overrides("measure", group)
-    point = points[0] if points else "{point}"
+# A start of vLLM takes longer than most points, so one job measures all of a set of serving.together. A profile's settings of
+# `measure` are those of all.
+for group in [None, *scale.serving.together]:
+    name = f"measure_{group}" if group else "measure"
+    copy_overrides("measure", name)
+    measured = group or "{point}"
 
     rule:
         """Serving points of one model, variant and KV cache that need the same engine."""
         name:
-            group
+            name
         input:
             source=model_file,
             served=served_file,
-            baseline=lambda w, points=points: baseline_file(w, points),
-            chats=lambda w, points=points: chats_file(w, points),
+            baseline=lambda w, group=group: baseline_file(w, group),
+            chats=lambda w, group=group: chats_file(w, group),
         output:
-            expand("<results>/serving/{point}/{{model}}/{{variant}}/{{kv_cache}}.json", point=points or point),
+            expand(
+                "<results>/serving/{point}/{{model}}/{{variant}}/{{kv_cache}}.json",
+                point=scale.sets.points.get(group, measured),
+            ),
         log:
-            run=f"<logs>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.log",
-            engine=f"<logs>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.vllm.log",
+            run=f"<logs>/measure/{measured}/{{model}}/{{variant}}/{{kv_cache}}.log",
+            engine=f"<logs>/measure/{measured}/{{model}}/{{variant}}/{{kv_cache}}.vllm.log",
         benchmark:
-            f"<benchmarks>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.tsv"
-        wildcard_constraints:
-            point=ungrouped_points(),
-            model=models_of(cases),
+            f"<benchmarks>/measure/{measured}/{{model}}/{{variant}}/{{kv_cache}}.tsv"
         priority: priority_or_exit("serve")
         threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
         resources:
-            **on_gpus("serve", lambda w, points=points: measured_alone(points or [w.point])),
+            **on_gpus("serve", lambda w, group=group: measured_alone(w, group)),
         params:
-            settings=lambda w, points=points: serving_json(w, points),
+            settings=lambda w, group=group: serving_json(w, group),
             gpus=lambda w: scale.models[w.model].gpus.serve,
             title=untracked(lambda w: scale.models[w.model].title),
             start_timeout=untracked(lambda w: scale.serving.engine.start_timeout),
