@@ -39,7 +39,7 @@ class PlannedJob:
     """One job of a dry run.
 
     Attributes:
-        rule: its name; `measure` of every group of points.
+        rule: its name; `measure` of every set of points.
         wildcards: by name.
         inputs, outputs, benchmark: paths.
         threads: on the processor.

@@ -105,7 +105,7 @@ STAGES = {
 
 
 def stage_of(rule: str) -> Stage:
-    """The stage of a rule; those of several tasks or points, `score_<set>` and `measure_<group>`, are `score` and `measure`.
+    """The stage of a rule; those of several tasks or points, `score_<set>` and `measure_<set>`, are `score` and `measure`.
 
     Raises:
         KeyError: no stage is called so.
@@ -114,5 +114,5 @@ def stage_of(rule: str) -> Stage:
 
 
 def rule_of(name: str) -> str:
-    """The rule by which profiles and plans know a rule: `measure` of all `measure_<group>`."""
+    """The rule by which profiles and plans know a rule: `measure` of all `measure_<set>`."""
     return "measure" if name.startswith("measure_") else name
