@@ -226,17 +226,8 @@ def model_file(w):
 
 
 def served_file(w):
-    """Return a file of the checkpoint that is served, trained or without weights; none for the source model itself."""
-    if serves_dummy(w):
-        variant = w.variant if scale.variants[w.variant].rewired else "baseline"
-        return f"<results>/dummy/{w.model}/{variant}/config.json"
-    return checkpoint_file(w)
-
-
-def baseline_file(w, group):
-    """Return a file of the baseline's checkpoint without weights, if a variant is measured in turns with it."""
-    compared = any(map(scale.in_turns, points_of(w, group))) and w.variant != "baseline" and serves_dummy(w)
-    return f"<results>/dummy/{w.model}/baseline/config.json" if compared else []
+    """Return a file of the trained checkpoint that is served; none for the source model itself, or if weights are made up."""
+    return [] if serves_dummy(w) else checkpoint_file(w)
 
 
 def measured_alone(w, group):

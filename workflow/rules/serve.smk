@@ -3,32 +3,8 @@
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}/config.json; for models served
                  without weights only their architecture file; for points with `dataset` <results>/data/heldout.jsonl or
                  <results>/data/{data}/train.jsonl
-OUTPUTS: <results>/dummy/{model}/{variant}/config.json, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
+OUTPUTS: <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
-
-
-rule dummy_checkpoint:
-    """A checkpoint folder with configuration and tokenizer but no weights, for vLLM's `--load-format dummy`."""
-    input:
-        source=model_file,
-    output:
-        "<results>/dummy/{model}/{variant}/config.json",
-    log:
-        "<logs>/dummy_checkpoint/{model}/{variant}.log",
-    benchmark:
-        "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
-    params:
-        folder=lambda w, output: folder_of(output[0]),
-        spec=spec_json,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python -m pipeline.stages dummy_checkpoint \
-            --source {input.source:q} \
-            --spec {params.spec:q} \
-            --output {params.folder:q}
-        """
-
 
 # A start of vLLM takes longer than most points, so one job measures all of a set of serving.together. A profile's settings of
 # `measure` are those of all.
@@ -43,8 +19,7 @@ for group in [None, *scale.serving.together]:
             name
         input:
             source=model_file,
-            served=served_file,
-            baseline=lambda w, group=group: baseline_file(w, group),
+            checkpoint=served_file,
             chats=lambda w, group=group: chats_file(w, group),
         output:
             expand(
@@ -65,8 +40,7 @@ for group in [None, *scale.serving.together]:
             gpus=lambda w: scale.models[w.model].gpus.serve,
             title=untracked(lambda w: scale.models[w.model].title),
             start_timeout=untracked(lambda w: scale.serving.engine.start_timeout),
-            served=lambda w, input: folder_of(input.served),
-            baseline=lambda w, input: folder_of(input.baseline),
+            checkpoint=lambda w, input: folder_of(input.checkpoint),
             state=answers_folder,
         shell:
             """
@@ -78,8 +52,7 @@ for group in [None, *scale.serving.together]:
                 --variant {wildcards.variant:q} \
                 --kv-cache {wildcards.kv_cache} \
                 --source {input.source:q} \
-                --checkpoint {params.served:q} \
-                --baseline {params.baseline:q} \
+                --checkpoint {params.checkpoint:q} \
                 --chats {input.chats:q} \
                 --start-timeout {params.start_timeout} \
                 --threads {threads} \

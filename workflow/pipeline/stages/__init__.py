@@ -51,7 +51,6 @@ STAGES = {
     "fetch_checkpoint": Stage(
         "checkpoints/{model}/{variant}/config.json", "pipeline.sources.published:fetch_checkpoint"
     ),
-    "dummy_checkpoint": Stage("dummy/{model}/{variant}/config.json", "pipeline.measure.dummy:dummy_checkpoint"),
     "heldout": Stage("data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",)),
     "corpus": Stage(
         "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",)
