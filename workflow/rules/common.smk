@@ -230,9 +230,9 @@ def served_file(w):
     return [] if serves_dummy(w) else checkpoint_file(w)
 
 
-def measured_alone(w, group):
+def measured_alone(points):
     """Return True if other jobs on the machine would change the numbers of one of the points."""
-    return any(KINDS[scale.serving.points[point].measure].alone for point in points_of(w, group))
+    return any(KINDS[scale.serving.points[point].measure].alone for point in points)
 
 
 def chats_file(w, group):

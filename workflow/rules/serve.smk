@@ -34,7 +34,7 @@ for group in [None, *scale.serving.together]:
         priority: priority_or_exit("serve")
         threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
         resources:
-            **on_gpus("serve", lambda w, group=group: measured_alone(w, group)),
+            **on_gpus("serve", lambda w, group=group: measured_alone(points_of(w, group))),
         params:
             settings=lambda w, group=group: serving_json(w, group),
             gpus=lambda w: scale.models[w.model].gpus.serve,
