@@ -9,6 +9,7 @@ from tests.unit.artifact_helpers import fields, scale, typed
 from pipeline.config import load_yaml
 from pipeline.config.checks import check_config
 from pipeline.config.local import check_local_sources
+from pipeline.run.jobs import checked
 from swiftkv.distill.recipe import PackingSettings
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
@@ -81,7 +82,13 @@ def point(name, **changes):
         (model(recipe={"data": "nothing"}), ", at recipes.distillation, for model 'llama-3.1-8b'", "'nothing'"),
         (model(checkpoints={"mine": {"hub": "a/b"}}), ", at models.llama-3.1-8b.checkpoints", "'mine'"),
         ({"scoring": {"together": ["pannel"]}}, ", at scoring.together", "(did you mean 'panel'?)"),
+        ({"serving": {"together": ["lenghts"]}}, ", at serving.together", "(did you mean 'lengths'?)"),
         # what does not fit together
+        (
+            {"serving": {"together": ["lengths", "x"]}, "sets": {"points": {"x": ["short", "batch-2k"]}}},
+            ", at serving.together",
+            "point 'batch-2k' is in 'lengths' and in 'x'",
+        ),
         (model(checkpoints={"swiftkv-50": {"hub": "a/b"}}), ", at models.llama-3.1-8b.checkpoints", "has a recipe"),
         ({"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1}}}, ", at variants.x", "needs a recipe"),
         ({"variants": {"x": {"prefill_reduction": "50"}}}, ", at variants.x", "acrosskv"),
@@ -257,6 +264,13 @@ def test_only_what_is_repeated_is_measured_in_turns(config):
     config["serving"]["in_turns"], config["serving"]["points"]["batch-8k"]["repeats"] = True, 1
     points = ("batch-2k", "batch-8k", "interactive-2k", "kv-capacity")
     assert ["in_turns" in typed(config).point(name) for name in points] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("other", ["memory-80gib", "graphs-2k", "interactive-2k", "forward"])
+def test_points_that_need_different_engines_are_not_measured_together(config, other):
+    both = {"sets": {"points": {"both": ["batch-2k", other]}}, "serving": {"together": ["both"]}}
+    with refused(f"config, at serving.together: .*'batch-2k' and '{other}' of set 'both'"):
+        checked(merged(config, both))
 
 
 @pytest.mark.parametrize(("serve", "said"), [({}, "gpus has no serve"), ({"serve": 0}, "cpu_kv_cache_gib")])

@@ -1,11 +1,12 @@
 """One engine for the points of a job: each finished one is kept, and what fails fails alone."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.conftest import refused
-from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
+from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT, SPEC
 
 import pipeline.records
 from pipeline.artifacts.records import Record
@@ -39,7 +40,7 @@ START, MERGED, CHECKED = "start", "merge-all-layers", ("server", "checked")
 class Scale:
     """Points of a tiny model in `folder`, as a job of Snakemake measures them."""
 
-    in_turns = False
+    weights, spec, in_turns = "original", None, False
 
     def __init__(self, folder):
         self.folder, self.points = folder, {name: dict(point) for name, point in POINTS.items()}
@@ -51,14 +52,14 @@ class Scale:
     def run(self, *names, variant="baseline", gpus=0, **changes):
         """The job of some points, whose outputs Snakemake has deleted; their records by name."""
         shared = {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
-        settings = ServingSettings("original", None, variant == MERGED, None,
+        settings = ServingSettings(self.weights, self.spec, variant == MERGED, None,
                                    {name: self.points[name] | shared for name in names})  # fmt: skip
         outputs = {name: self.folder / f"serving/{name}/tiny/{variant}/auto.json" for name in names}
         for output in outputs.values():
             output.unlink(missing_ok=True)
         measure_points(**{
             "settings": settings, "model": "tiny", "title": "Tiny", "variant": variant, "kv_cache": "auto",
-            "source": self.folder / "source.json", "checkpoint": None, "baseline": None, "chats": None,
+            "source": self.folder / "source.json", "checkpoint": None, "chats": None,
             "start_timeout": 9, "threads": 1, "gpus": gpus, "log": self.folder / "vllm.log",
             "state": self.folder / "state", "outputs": list(outputs.values()),
         } | changes)  # fmt: skip
@@ -76,7 +77,7 @@ def asked(monkeypatch):
 
     `asked.busy` has the cores that other programs keep busy during each job.
     """
-    done = SimpleNamespace(said=[], sides=[], fail=lambda what: None, busy=[])
+    done = SimpleNamespace(said=[], sides=[], fail=lambda what: None, busy=[], command=None)
 
     def hear(what):
         done.said.append(what)
@@ -84,7 +85,7 @@ def asked(monkeypatch):
 
     @contextlib.contextmanager
     def engine(command, log, *rest):
-        merged = "--hf-overrides" in command
+        merged, done.command = "--hf-overrides" in command, command
         hear((START, int(command[command.index("--max-model-len") + 1])))
         log.write_text(f"Available KV cache memory: 1.5 GiB\nGPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
 
@@ -167,6 +168,24 @@ def test_a_killed_job_loses_nothing_that_is_finished_and_a_finished_one_measures
     assert records["long"]["status"] == records["short"]["status"] == "ok"
     scale.run("long", "short")  # its records were deleted, or it is forced
     assert asked.starts() == [3200, 3200]
+
+
+def test_made_up_weights_need_a_model_s_dimensions_alone(scale, asked):
+    write_json(scale.folder / "source.json", {"name": "shape", "config": LLAMA})
+    scale.weights, scale.spec, scale.in_turns, served = "dummy", SPEC.fields, True, []
+
+    def look(what):
+        if what[0] == START:
+            folder = Path(asked.command[asked.command.index("--model") + 1])
+            assert (folder / "tokenizer.json").exists()
+            served.extend(read_json(folder / "config.json")["architectures"])
+
+    ended(scale, asked, ("throughput", 100), "long", "short", variant="swiftkv")
+    asked.fail = look
+    records = scale.run("long", "short", variant="swiftkv")
+    assert ("throughput", 3000) not in asked.said
+    assert sorted(served) == ["LlamaForCausalLM", "LlamaSwiftKVForCausalLM"]
+    assert {record["weights"] for record in records.values()} == {"dummy"} and not (scale.folder / "state").exists()
 
 
 CHANGES = {

@@ -37,7 +37,7 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
 def test_a_job_of_the_local_scale_takes_about_as_long_as_in_the_reference_run():
     """Within a factor of two of what its records say, which do not count the start of a job."""
     profile = read_profile("local")
-    config, compared = read_config(profile), set()
+    config, compared, times = read_config(profile), set(), {}
     for job in plan_jobs(profile, everything=True) + plan_jobs(profile, ["long_context"], everything=True):
         files = [REFERENCE / Path(file).relative_to(config.pathvars.results) for file in job.outputs]
         records = [read_json(file) for file in files if file.suffix == ".json" and file.is_file()]
@@ -46,8 +46,13 @@ def test_a_job_of_the_local_scale_takes_about_as_long_as_in_the_reference_run():
         if job.rule == "evaluate_reading":  # the shipped ones took more: tasks that are no longer asked
             continue
         took = config.planning.cpu.start + sum(record["provenance"]["wall_seconds"] for record in records)
-        assert 1 / 2 < estimate.Work(job, config, LOCAL_SPEED).seconds() / took < 2, (job.outputs, took)
+        # That run measured points of several jobs of a case with one start of vLLM.
+        measured = job.outputs if job.rule != "measure" else Path(job.outputs[0]).parts[-3:]
+        times.setdefault(measured, []).append((estimate.Work(job, config, LOCAL_SPEED).seconds(), took))
         compared.add(job.rule)
+    for measured, pairs in times.items():
+        planned, took = map(sum, zip(*pairs, strict=True))
+        assert 1 / 2 < planned / took < 2, (measured, planned, took)
     assert compared >= {"measure", "score_panel", "fidelity", "similarity"}
 
 
@@ -59,8 +64,8 @@ def test_the_paper_scale_is_planned():
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
     assert re.search(r"\ndistill +46 +4 nodes of 8 GPUs, 96 cores, 880 GB, 24 h ", text)
-    assert re.search(r"\nmeasure +85 +8 GPUs, 96 cores, ", text)
-    assert re.search(r"\nProfile slurm: 690 cluster jobs and 55 small ones", text)
+    assert re.search(r"\nmeasure +95 +8 GPUs, 96 cores, ", text)
+    assert re.search(r"\nProfile slurm: 696 cluster jobs and 55 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
 
 

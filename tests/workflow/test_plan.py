@@ -71,7 +71,7 @@ serving:
     first-words: {measure: latency, input_tokens: 500, request_rates: [1], seconds: 60}
     interactive-bulk: {measure: throughput, input_tokens: 500, total_tokens: 15000}
 """)
-    names = ("first-words", "interactive-bulk", "forward", "decode", "kv-capacity")
+    names = ("first-words", "interactive-bulk", "forward", "decode", "kv-capacity", "batch-2k")
     targets = [SERVING.format(name, "llama-3.1-8b", "baseline") for name in names]
     site = ["--configfile", "profiles/slurm/site.yaml", str(file)]
     jobs = dry_run("--forceall", "--profile", "profiles/slurm", *site, "--", *targets)

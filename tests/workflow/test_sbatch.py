@@ -32,7 +32,6 @@ THERE = [
 MADE = [
     f"checkpoints/{EIGHT}/swiftkv-25/config.json",
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit/config.json",
-    f"dummy/{HUGE}/baseline/config.json",
 ]
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
 PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
@@ -15,7 +14,7 @@ from pipeline.config.settings import FAMILIES, Prompts, Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked, refuse_replaced_configuration
 from pipeline.measure.job import ServingSettings
-from pipeline.measure.run import KINDS, engine_key, read_point
+from pipeline.measure.run import KINDS
 from pipeline.records import code_digest
 from pipeline.quality import fetch
 from swiftkv.distill.recipe import FitSettings, ForwardSettings, PackingSettings, Recipe, WeightSettings
@@ -36,12 +35,18 @@ def pattern(names):
     return "|".join(map(re.escape, names)) or "(?!)"
 
 
+def alone(names, together, sets):
+    """Return a regular expression for the names that are in no set of `together`."""
+    return pattern(name for name in names if not any(name in sets[group] for group in together))
+
+
 wildcard_constraints:
     model=pattern(scale.models),
     variant=pattern(scale.variants),
     recipe=pattern(scale.recipes),
     data=pattern(scale.data),
-    task=pattern(task for task in scale.tasks if scale.scored_together(task) == [task]),
+    task=alone(scale.tasks, scale.scoring.together, scale.sets.tasks),
+    point=alone(scale.serving.points, scale.serving.together, scale.sets.points),
     kv_cache="auto|fp8",
 
 
@@ -191,59 +196,17 @@ def moments_file(w):
 # Serving
 
 
-@cache
-@command_line
-def serving_groups():
-    """Group the points of artifacts that one engine can measure, with the cases that they are shown for.
-
-    `make demo` and its like measure nothing else: only points of the same sets of artifacts are in a group.
-
-    Returns:
-        Name of a rule -> points, in the configuration's order, and cases, "model/variant/kv_cache".
-    """
-    shown, engines, groups = {}, {}, {}
-    standard = contents.standard(scale)
-    for artifact in sorted(contents.names(scale), key=lambda artifact: artifact not in standard):
-        sets = {name for name, members in scale.sets.artifacts.items() if artifact in members}
-        for file in contents.input_files(scale, artifact).get("serving", []):
-            place = Path(file).with_suffix("").parts[-4:]
-            if artifact in standard:
-                shown.setdefault(place, set()).update(sets)
-            else:  # nothing else is measured with what a separate artifact alone shows
-                shown.setdefault(place, {artifact})
-    for (point, *case), sets in shown.items():
-        known = read_point(point, scale.point(point), gpus=scale.models[case[0]].gpus.serve, threads=1)
-        engines.setdefault(("/".join(case), engine_key(known), *sorted(sets)), []).append(point)
-    for (case, *_), points in engines.items():
-        points.sort(key=list(scale.serving.points).index)
-        groups.setdefault(tuple(points), []).append(case)
-    named = {}
-    for points, cases in groups.items():
-        same_first = sum(points[0] == other[0] for other, _ in named.values())
-        named[f"measure_{points[0]}" + (f"_{same_first + 1}" if same_first else "")] = points, cases
-    return named
-
-
-def models_of(cases):
-    """Return a regular expression for the models of cases, which the end of the path names; without cases for all models."""
-    ends = "|".join(map(re.escape, cases))
-    return (f"(?=(?:{ends})\\.json$)" if cases else "") + f"(?:{pattern(scale.models)})"
-
-
-def ungrouped_points():
-    """Return a regular expression for points that no artifact shows for the case at the end of the path."""
-    grouped = [
-        f"{point}/{case}.json" for points, cases in serving_groups().values() for point in points for case in cases
-    ]
-    return f"(?!(?:{pattern(grouped)})$)(?:{pattern(scale.serving.points)})"
-
-
 def copy_overrides(name, other):
     """Copy a profile's set-threads and set-resources of a rule to another one, which is generated afterwards."""
     settings = workflow.resource_settings
     for named in (settings._parsed_overwrite_threads, settings._parsed_overwrite_resources):
         if name in named:
             named.setdefault(other, named[name])
+
+
+def points_of(w, group):
+    """Return the points that a job measures: those of a set, or the one that its output names."""
+    return scale.sets.points[group] if group else [w.point]
 
 
 def serves_dummy(w):
@@ -259,17 +222,8 @@ def model_file(w):
 
 
 def served_file(w):
-    """Return a file of the checkpoint that is served, trained or without weights; none for the source model itself."""
-    if serves_dummy(w):
-        variant = w.variant if scale.variants[w.variant].rewired else "baseline"
-        return f"<results>/dummy/{w.model}/{variant}/config.json"
-    return checkpoint_file(w)
-
-
-def baseline_file(w, points):
-    """Return a file of the baseline's checkpoint without weights, if a variant is measured in turns with it."""
-    compared = any(map(scale.in_turns, points or [w.point])) and w.variant != "baseline" and serves_dummy(w)
-    return f"<results>/dummy/{w.model}/baseline/config.json" if compared else []
+    """Return a file of the trained checkpoint that is served; none for the source model itself, or if weights are made up."""
+    return [] if serves_dummy(w) else checkpoint_file(w)
 
 
 def measured_alone(points):
@@ -277,17 +231,17 @@ def measured_alone(points):
     return any(KINDS[scale.serving.points[point].measure].alone for point in points)
 
 
-def chats_file(w, points):
+def chats_file(w, group):
     """Return the file of the chats that points send, one kind an engine; none if all send random tokens."""
     files = {
         "heldout": "<results>/data/heldout.jsonl",
         "reading": f"<results>/data/{scale.reading.data}/train.jsonl",
     }
-    sent = {getattr(scale.serving.points[point], "dataset", None) for point in points or [w.point]}
+    sent = {getattr(scale.serving.points[point], "dataset", None) for point in points_of(w, group)}
     return [file for name, file in files.items() if name in sent]
 
 
-def serving_json(w, points):
+def serving_json(w, group):
     """Return the model that is served and its points, as JSON."""
     variant = scale.variants[w.variant]
     weights = "dummy" if serves_dummy(w) else "trained" if served_file(w) else "original"
@@ -297,7 +251,7 @@ def serving_json(w, points):
         spec and spec.fields,
         variant.merge_all_layers,
         scale.models[w.model].quantization,
-        {point: scale.point(point) for point in points or [w.point]},
+        {point: scale.point(point) for point in points_of(w, group)},
     ).text
 
 

@@ -237,11 +237,6 @@ class Config(Section):
         layers = settings.num_hidden_layers
         return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
 
-    def scored_together(self, task: str) -> list[str]:
-        """The tasks that one job scores with this one, itself among them: a set of `scoring.together`, or it alone."""
-        sets = (self.sets.tasks[name] for name in self.scoring.together)
-        return next((tasks for tasks in sets if task in tasks), [task])
-
     def backend(self, model: str, task: str) -> Literal["transformers", "vllm"]:
         """Return the backend that computes a model's score of a task unless it cannot."""
         stated = self.tasks[task].backend or self.scoring.backend

@@ -81,8 +81,9 @@ def check_config(content: dict[str, Any]) -> Config:
                     f"model {model!r} is served on GPUs, whose memory one engine takes; on a processor alone two stand "
                     "side by side"
                 )
-    with at("scoring.together"):
-        _check_together(config)
+    for section, kind in (("scoring", "tasks"), ("serving", "points")):
+        with at(f"{section}.together"):
+            _check_together(getattr(config, section).together, kind, getattr(config.sets, kind))
     for name in config.tasks:
         _check_task(config, name)
     return config
@@ -120,14 +121,16 @@ def _check_variant(config: Config, name: str) -> None:
             raise UserError(f"recipe {variant.recipe!r} cannot train it: {error}") from None
 
 
-def _check_together(config: Config) -> None:
-    """Each task is scored in one way, so the sets must exist and have nothing in common."""
+def _check_together(together: list[str], kind: str, sets: dict[str, list[str]]) -> None:
+    """Each task or point is measured in one way, so the sets must exist and have nothing in common."""
     owners: dict[str, str] = {}
-    for name in config.scoring.together:
-        _require(name, "sets.tasks", config.sets.tasks)
-        for task in config.sets.tasks[name]:
-            if owners.setdefault(task, name) != name:
-                raise UserError(f"task {task!r} is in {owners[task]!r} and in {name!r}")
+    for name in together:
+        _require(name, f"sets.{kind}", sets)
+        for member in sets[name]:
+            if owners.setdefault(member, name) != name:
+                raise UserError(
+                    f"{kind[:-1]} {member!r} is in {owners[member]!r} and in {name!r}; list one of these sets alone"
+                )
 
 
 def _check_task(config: Config, name: str) -> None:

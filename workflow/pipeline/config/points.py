@@ -15,6 +15,7 @@ from swiftkv.section import (
     Section,
     Seed,
     Share,
+    Text,
     Unique,
     Whole,
     key,
@@ -211,4 +212,5 @@ class Serving(Section):
         False,
     )
     engine: Engine = key("Settings of vLLM, the same for every variant.")
+    together: Annotated[list[Text], Unique] = key("Sets of points that one job measures with one start of vLLM.")
     points: dict[Name, AnyPoint] = key("What is measured, by name.")

@@ -327,7 +327,7 @@ class Task(Scored):
 
 
 class Sets(Section):
-    """Lists that artifacts.yaml names."""
+    """Lists that artifacts.yaml and `together` name."""
 
     variants: NamedSets = key("Lists of variants; `/fp8` is a variant with an FP8 KV cache.")
     points: NamedSets = key("Lists of serving points.")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.measure.dummy import dummy_checkpoint
 from pipeline.measure.point import installed_gpus
 from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.subject import BASELINE, Subject
@@ -54,7 +55,6 @@ def measure_points(
     kv_cache: Literal["auto", "fp8"],
     source: Path,
     checkpoint: Path | None,
-    baseline: Path | None,
     chats: Path | None,
     start_timeout: float,
     threads: int,
@@ -76,14 +76,14 @@ def measure_points(
         variant: name of the variant.
         kv_cache: format of the KV cache.
         source: the model's source.json, or the file of its dimensions.
-        checkpoint: folder to serve; without it, the model of `source`.
-        baseline: folder of the baseline, for points that are measured in turns with it; without it, the model of `source`.
+        checkpoint: folder to serve; without it, the model of `source`, with the weights that it has or, by `settings`, none.
         chats: what points with `dataset` send.
         start_timeout: seconds a server may take until it answers.
         threads: processor threads.
         gpus: GPUs the model is spread over; 0 is the processor.
         log: file for what vLLM prints; one beside it gets what the baseline's engine prints.
-        state: folder for finished records, from which a job that was killed goes on; gone at the end.
+        state: folder for finished records, from which a job that was killed goes on, and for folders without weights; gone at
+            the end.
         outputs: a JSON file for each point, <point>/<model>/<variant>/<KV cache>.json.
 
     Raises:
@@ -94,10 +94,13 @@ def measure_points(
         served = {"kind": "architecture", "id": source.name}
     served |= {"name": model, "title": title}
     # Folders are absolute, so that vLLM never takes one for the name of a hub repository.
-    other = None
-    if variant != BASELINE and (unchanged := baseline or served.get("path")):
-        weights = "dummy" if settings.weights == "dummy" else "original"
-        place = Path(unchanged).resolve()
+    other, unchanged, spec = None, served.get("path"), settings.spec and SwiftKVSpec(**settings.spec)
+    if dummy := settings.weights == "dummy":
+        checkpoint, unchanged = state / "served", state / "baseline"
+        dummy_checkpoint(source, spec, checkpoint)
+        dummy_checkpoint(source, None, unchanged)
+    if variant != BASELINE and unchanged:
+        weights, place = "dummy" if dummy else "original", Path(unchanged).resolve()
         other = Subject(served, BASELINE, "auto", place, weights, quantization=settings.quantization)
     subject = Subject(
         served,
@@ -105,7 +108,7 @@ def measure_points(
         kv_cache,
         Path(checkpoint or served["path"]).resolve(),
         settings.weights,
-        spec=settings.spec and SwiftKVSpec(**settings.spec),
+        spec=spec,
         merge_all_layers=settings.merge_all_layers,
         quantization=settings.quantization,
         baseline=other,
@@ -123,7 +126,8 @@ def measure_points(
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }
-    kept = KeptAnswers(state, conditions, [each.folder for each in (subject, subject.baseline) if each])
+    files = [source] if dummy else [each.folder for each in (subject, subject.baseline) if each]
+    kept = KeptAnswers(state, conditions, files)
     records: dict[str, dict[str, Any]] = {}
     failed: dict[str, list[str]] = {}  # by reason
     with Engines(log) as engines:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import Config
 from pipeline.config.points import POINTS
 from pipeline.engines.environment import engine_environment
 from pipeline.engines.log import OutOfMemory, Unsupported, observed, require_fp8_cache
@@ -19,6 +21,7 @@ from pipeline.measure.turns import VARIANT, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
 from swiftkv.cost import Dimensions, kv_bytes_per_token, request_flops, speedup_limits
+from swiftkv.errors import UserError
 from swiftkv.section import read
 
 KINDS: dict[str, type[Point]] = {
@@ -70,6 +73,21 @@ def engine_key(point: Point) -> str:
     if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
         key |= {"alone": point.alone, "single": point.single, "async_scheduling": point.async_scheduling}
     return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
+
+
+def check_together(config: Config) -> None:
+    """Raise a `UserError` for a set of `serving.together` with points that need different engines at this scale."""
+    stated = {config.models[model].gpus.serve for model in config.in_use} - {None}
+    for gpus, name in itertools.product({min(1, gpus) for gpus in stated}, config.serving.together):
+        engines: dict[str, str] = {}
+        for point in config.sets.points[name]:
+            engines.setdefault(engine_key(read_point(point, config.point(point), gpus=gpus, threads=1)), point)
+        if len(engines) > 1:
+            first, second, *_ = engines.values()
+            raise UserError(
+                f"config, at serving.together: points {first!r} and {second!r} of set {name!r} need different engines on "
+                f"{'GPUs' if gpus else 'a processor'}; take {name!r} out to measure them apart"
+            )
 
 
 def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None = None) -> dict[str, Any]:

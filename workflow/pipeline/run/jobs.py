@@ -19,6 +19,7 @@ from pipeline.config import PROJECT, Config, load, load_yaml
 from pipeline.config.checks import check_config
 from pipeline.config.local import check_local_sources
 from pipeline.gpus import gpus_of, python_of_jobs
+from pipeline.measure.run import check_together
 from pipeline.stages import rule_of, stage_of
 from swiftkv.errors import UserError
 from swiftkv.io import text_of
@@ -38,7 +39,7 @@ class PlannedJob:
     """One job of a dry run.
 
     Attributes:
-        rule: its name; `measure` of every group of points.
+        rule: its name; `measure` of every set of points.
         wildcards: by name.
         inputs, outputs, benchmark: paths.
         threads: on the processor.
@@ -274,6 +275,7 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
     """
     typed = check_config(config)
     contents.check_artifacts(typed)
+    check_together(typed)
     check_local_sources(typed, directory)
     return typed
 

@@ -51,7 +51,6 @@ STAGES = {
     "fetch_checkpoint": Stage(
         "checkpoints/{model}/{variant}/config.json", "pipeline.sources.published:fetch_checkpoint"
     ),
-    "dummy_checkpoint": Stage("dummy/{model}/{variant}/config.json", "pipeline.measure.dummy:dummy_checkpoint"),
     "heldout": Stage("data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",)),
     "corpus": Stage(
         "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",)
@@ -105,7 +104,7 @@ STAGES = {
 
 
 def stage_of(rule: str) -> Stage:
-    """The stage of a rule; those of several tasks or points, `score_<set>` and `measure_<group>`, are `score` and `measure`.
+    """The stage of a rule; those of several tasks or points, `score_<set>` and `measure_<set>`, are `score` and `measure`.
 
     Raises:
         KeyError: no stage is called so.
@@ -114,5 +113,5 @@ def stage_of(rule: str) -> Stage:
 
 
 def rule_of(name: str) -> str:
-    """The rule by which profiles and plans know a rule: `measure` of all `measure_<group>`."""
+    """The rule by which profiles and plans know a rule: `measure` of all `measure_<set>`."""
     return "measure" if name.startswith("measure_") else name
