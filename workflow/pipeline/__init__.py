@@ -5,6 +5,6 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-def shipped(path: str) -> str:
-    """Return a path, one in `resources` that the working directory does not have as that of the project's file."""
-    return f"{PROJECT}/{path}" if path.startswith("resources/") and not Path(path).exists() else path
+def shipped(path: str, directory: Path = Path()) -> str:
+    """Return a path relative to `directory`; one in `resources` that is not there as that of the project's file."""
+    return f"{PROJECT}/{path}" if path.startswith("resources/") and not (directory / path).exists() else path

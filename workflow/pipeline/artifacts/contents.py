@@ -122,6 +122,7 @@ def resolve(config: Config, name: str) -> Entry:
         }
         for part in _parts(raw)
     ]
+    entry["parts"] = _available(config, entry["parts"])
     if entry.pop("variants", None):
         entry["cases"] = entry["parts"][0]["cases"]
     scored = "tasks" in raw or "points" not in raw or "reading" in needed_inputs(raw)
@@ -247,6 +248,16 @@ def cases(config: Config, listed: str | list[str]) -> list[list[str]]:
         variant, _, kv_cache = stand_ins.get(item, item).partition("/")
         shown.append((stand_ins.get(variant, variant), kv_cache or "auto"))
     return [list(case) for case in dict.fromkeys(shown)]
+
+
+def _available(config: Config, parts: list[Content]) -> list[Content]:
+    """Leave out variants that are read from checkpoints which a part's models lack, unless nothing else would be left."""
+    fetched = {name for name, variant in config.variants.items() if variant.rewired and not variant.recipe}
+    shown = []
+    for part in parts:
+        known = set.intersection(fetched, *(config.models[model].checkpoints.keys() for model in part["models"]))
+        shown.append(part | {"cases": [case for case in part["cases"] if case[0] not in fetched - known]})
+    return [part for part in shown if part["cases"]] or parts
 
 
 def check_artifacts(config: Config) -> None:

@@ -24,7 +24,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     speeds = {
         specs[name]["num_key_value_layers"]: numbers.value(Case(model["name"], name, "auto"), "speedup", point)
         for name in entry["served"]
-        if specs[name]
+        if specs.get(name)
     }
     lowest: dict[int, float] = {}
     shown = [line for line in lines(entry) if specs[line.case.variant]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -212,24 +211,21 @@ class Config(Section):
 
     def stored_layers(self, model: str, recipe: str) -> list[int]:
         """Return the layers with stored states for a recipe and those sharing them: every l, and the layer that one compares."""
-        total = self.models[model].num_hidden_layers
-        sharing = self.recipes_sharing(model, recipe, ForwardSettings)
-        readers = {name: reader for name in sharing if (reader := self.recipe(model, name)).teacher_states == "stored"}
-        compared = {reader.hidden_state_layer for reader in readers.values() if reader.hidden_state_weight}
-        layers = {*self._layers_trained(model, readers), *(n + (total + 1 if n < 0 else 0) for n in compared)}
+        total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
+        for name in self.recipes_sharing(model, recipe, ForwardSettings):
+            reader = self.recipe(model, name)
+            layer = reader.hidden_state_layer
+            if reader.hidden_state_weight and reader.teacher_states == "stored":
+                layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
     def fitted_layers(self, model: str, recipe: str) -> list[int]:
         """Return every l of the variants that a recipe and those sharing its fit train from a fitted start, largest first."""
-        sharing = self.recipes_sharing(model, recipe, FitSettings)
-        fitted = [name for name in sharing if self.recipe(model, name).start == "fitted"]
-        return sorted(self._layers_trained(model, fitted), reverse=True)
-
-    def _layers_trained(self, model: str, recipes: Container[str]) -> set[int]:
-        """Return every l of the variants of some recipes that the model can have."""
         layers = self.models[model].num_key_value_layers
-        reductions = {each.prefill_reduction for each in self.variants.values() if each.recipe in recipes}
-        return {layers[reduction] for reduction in reductions & layers.keys()}
+        sharing = self.recipes_sharing(model, recipe, FitSettings)
+        fitted = {name for name in sharing if self.recipe(model, name).start == "fitted"}
+        reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
+        return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
 
     def reading_layers(self, model: str) -> list[int]:
         """Return every l at which `reading` measures a family."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline import shipped
 from pipeline.config import Config
 from pipeline.config.checks import at
 from pipeline.sources import check_checkpoint, check_description
@@ -56,7 +57,7 @@ def _local(source: Section | None, directory: Path) -> Path | None:
     """Return the path of a local source, None for another; raise a `UserError` if it does not exist."""
     if (local := getattr(source, "local", None)) is None:
         return None
-    path = directory / Path(local).expanduser()
+    path = directory / Path(shipped(local, directory)).expanduser()
     if not path.exists():
         raise UserError(f"{local!r} does not exist; check `local`")
     return path

@@ -26,7 +26,7 @@ class HubModel(Hub):
 class LocalModel(Section):
     """A checkpoint folder, or one with a tokenizer."""
 
-    local: Annotated[Text, AfterValidator(shipped)] = key("A folder on this machine.")
+    local: Annotated[Text, AfterValidator(lambda path: shipped(path))] = key("A folder on this machine.")
 
 
 class Shape(Section):
