@@ -12,7 +12,7 @@ from snakemake.utils import update_config
 from tests.conftest import refused
 from tests.programs import ROOT, read_yaml
 from tests.unit import artifact_helpers as helpers
-from tests.unit.artifact_helpers import PAPER, made, typed
+from tests.unit.artifact_helpers import PAPER, SMOL, made, typed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
@@ -59,12 +59,26 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
     said = yaml.safe_load(block)
     mine = config["models"]["llama-3.2-1b"] | said["models"]["mine"]
     assert set(said["roles"]) < set(config["roles"])
-    for role in config["roles"].keys() - {"released"}:  # which has a checkpoint that others trained
+    for role in config["roles"]:
         changed = config | {"stand_ins": said["stand_ins"], "models": config["models"] | {"mine": mine}}
         changed["roles"] = config["roles"] | {role: "mine"}
         contents.check_artifacts(typed(changed))
         for name in contents.names(typed(changed)):
             assert contents.input_files(typed(changed), name) is not None
+
+
+def test_an_own_model_leaves_out_variants_that_are_read_from_a_checkpoint_it_lacks():
+    config = helpers.scale("local")
+    config["models"]["mine"] = {key: value for key, value in config["models"][SMOL].items() if key != "checkpoints"}
+    assert ["shipped", "auto"] in rows_of(contents.resolve(typed(config), "demo_result"))
+    config["roles"]["small"] = "mine"
+    contents.check_artifacts(typed(config))
+    assert ["shipped", "auto"] not in rows_of(contents.resolve(typed(config), "demo_result"))
+    assert not any("shipped" in path for path in contents.input_files(typed(config), "demo_result")["reading"])
+
+
+def rows_of(entry):
+    return [case for part in entry["parts"] for case in part["cases"]]
 
 
 def test_made_up_weights_are_served_and_not_scored():

@@ -10,12 +10,12 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from pipeline.artifacts import Entry, Files, derived
 from pipeline.artifacts.drawing import LOOKS, Drawing, Look, draw_curve, handle, label_ends, looks, new_figure
+from pipeline.artifacts.entry import SKIPPED, TOKENS
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.published import NOTHING, Numbers, published
 from pipeline.artifacts.records import Case
 from pipeline.text import enumeration
 
-TOKENS, SKIPPED = "training_tokens", "prefill_reduction_percent"
 _UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no place on the axis
 _PUBLISHED = [{"color": "0.45", "linestyle": "--", "markerfacecolor": "white", "marker": marker} for marker in "^s"]
 

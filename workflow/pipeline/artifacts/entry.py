@@ -14,6 +14,8 @@ from swiftkv.section import Names, Section, Share, Text, Unique, Whole, key, nea
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "svg", "csv", "json")}
 # Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
 SETS = ("tasks", "bits", "accuracies")
+# Metrics that curves are drawn over.
+TOKENS, SKIPPED = "training_tokens", "prefill_reduction_percent"
 
 
 T = TypeVar("T")
@@ -80,9 +82,7 @@ class TableEntry(BaseEntry):
     tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
     panels: Listed[Panel] = key("The grids that are printed.")
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
-    over: Literal["training_tokens", "prefill_reduction_percent"] = key(
-        "The horizontal axis of curves.", "training_tokens"
-    )
+    over: Literal[TOKENS, SKIPPED] = key("The horizontal axis of curves.", TOKENS)
     published_models: Names = key("Models of which curves of published averages are drawn, too.", [])
 
     @model_validator(mode="after")
@@ -169,7 +169,7 @@ class Kind(NamedTuple):
         make: `module:function` of this package that is given the resolved entry and its files and returns a `writers.Table` or a
             `drawing.Drawing`; empty if nothing is made. It raises a `UserError` if a file cannot be read or is of something
             else, or there is nothing to draw.
-        needs: the inputs it reads, as `inputs` names them; those of a table follow from its columns.
+        needs: the inputs it reads, as `inputs` names them; those of tables and curves follow from their columns.
         exactly: required numbers of models, points or cases of a resolved entry.
     """
 
@@ -192,7 +192,7 @@ KINDS = {
     "forward": Kind("figure", ServedEntry, "speed:forward", ("serving",), {"models": 1, "points": 1}),
     "similarity": Kind("figure", VariantsEntry, "layers:similarity", ("similarity",)),
     "reading": Kind("figure", ReadingEntry, "reading:make", ("reading", "similarity"), {"models": 1}),
-    "curves": Kind("figure", TableEntry, "curves:make", ("training", "fidelity", "reading", "scores")),
+    "curves": Kind("figure", TableEntry, "curves:make"),
     "alignment": Kind("figure", VariantsEntry, "layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "headline": Kind("figure", HeadlineEntry, "headline:make", ("serving", "reading"), {"models": 1, "points": 1}),
     "wiring": Kind("figure", VariantsEntry, "wiring:make", (), {"models": 1}),
@@ -209,8 +209,9 @@ def columns(entry: Mapping[str, Any]) -> Iterator[str]:
 
 def needed_inputs(entry: Mapping[str, Any]) -> list[str]:
     """Return the inputs that an entry's artifact reads."""
-    if entry["kind"] != "table":
+    if entry["kind"] not in ("table", "curves"):
         return list(KINDS[entry["kind"]].needs)
-    measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
+    shown = [*columns(entry), *([entry.get("over", TOKENS)] if entry["kind"] == "curves" else [])]
+    measures = [METRICS[name].measure if name in METRICS else "score" for name in shown]
     inputs = dict.fromkeys(INPUTS[measure] for measure in measures if measure != "spec")
     return [name for name in inputs if name != "scores" or entry.get("tasks")]
