@@ -124,7 +124,7 @@ def test_the_readme_has_the_numbers_of_the_records(redrawn):
     for column, variants in enumerate((("swiftkv-33", "swiftkv-33-tuned"), ("swiftkv-50", "swiftkv-50-tuned"))):
         assert [row[column].strip() for row in shown] == cells(*variants)
     lost = number("figures/depth.csv", "shipped", "average", against="baseline")
-    assert f"about {-lost:.0f} point is lost" in (ROOT / "README.md").read_text()
+    assert f"about {-lost:.0f} point of accuracy is lost" in (ROOT / "README.md").read_text()
 
 
 def test_every_number_says_where_it_is_from(redrawn):

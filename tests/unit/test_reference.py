@@ -202,7 +202,7 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
 def test_the_demo_is_compared_by_its_own_records_and_nothing_is_said(tmp_path):
     only = set(inputs(typed(scale("local")), ["demo"]))
     assert {SIMILARITY, READING, LATENCY} < only and SCORE not in only
-    assert compare(SHIPPED, SHIPPED, only).records == len(only) == 6
+    assert compare(SHIPPED, SHIPPED, only).records == len(only) == 9
     with refused("no reference run is shipped for this scale"):
         compare(tmp_path / "none", tmp_path)
     with refused("has none of the"):
