@@ -19,7 +19,7 @@ help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
-demo: .venv/.ready  ## train and serve a small model and compare it with the reference run (10 to 15 minutes on two cores, with set-up)
+demo: .venv/.ready  ## train and serve a small model and compare it with the reference run (10 to 20 minutes on two cores, with set-up)
 	@$(ACTIVATE) && python -m pipeline run --profile local demo
 	@$(ACTIVATE) && { python -m pipeline compare --profile local demo; agrees=$$?; \
 	    python -m pipeline report --profile local; exit $$agrees; }
