@@ -40,7 +40,7 @@ def command(source, tmp_path, **points):
     }
     words = [str(word) for option, value in options.items() for word in (f"--{option}", value)]
     outputs = [str(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points]
-    return [*module("pipeline.stages", "measure"), *words, "--checkpoint", "--baseline", "--outputs", *outputs]
+    return [*module("pipeline.stages", "measure"), *words, "--checkpoint", "--outputs", *outputs]
 
 
 def measured(source, tmp_path, **points):
