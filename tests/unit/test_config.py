@@ -85,6 +85,11 @@ def point(name, **changes):
         ({"serving": {"together": ["lenghts"]}}, ", at serving.together", "(did you mean 'lengths'?)"),
         # what does not fit together
         (
+            {"serving": {"together": ["short"]}, "sets": {"points": {"short": ["forward"]}}},
+            ", at serving.together",
+            "'short' has the name of one of the points",
+        ),
+        (
             {"serving": {"together": ["lengths", "x"]}, "sets": {"points": {"x": ["short", "batch-2k"]}}},
             ", at serving.together",
             "point 'batch-2k' is in 'lengths' and in 'x'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from pipeline.config import Config
@@ -83,7 +83,8 @@ def check_config(content: dict[str, Any]) -> Config:
                 )
     for section, kind in (("scoring", "tasks"), ("serving", "points")):
         with at(f"{section}.together"):
-            _check_together(getattr(config, section).together, kind, getattr(config.sets, kind))
+            defined = config.tasks if kind == "tasks" else config.serving.points
+            _check_together(getattr(config, section).together, kind, getattr(config.sets, kind), defined)
     for name in config.tasks:
         _check_task(config, name)
     return config
@@ -121,11 +122,13 @@ def _check_variant(config: Config, name: str) -> None:
             raise UserError(f"recipe {variant.recipe!r} cannot train it: {error}") from None
 
 
-def _check_together(together: list[str], kind: str, sets: dict[str, list[str]]) -> None:
+def _check_together(together: list[str], kind: str, sets: dict[str, list[str]], defined: Container[str]) -> None:
     """Each task or point is measured in one way, so the sets must exist and have nothing in common."""
     owners: dict[str, str] = {}
     for name in together:
         _require(name, f"sets.{kind}", sets)
+        if name in defined:  # whose files its job would write
+            raise UserError(f"set {name!r} has the name of one of the {kind}; give it another")
         for member in sets[name]:
             if owners.setdefault(member, name) != name:
                 raise UserError(
