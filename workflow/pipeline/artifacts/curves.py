@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,7 +18,7 @@ from pipeline.artifacts.records import Case
 from pipeline.text import enumeration
 
 _UNCHANGED = {"color": "0.3", "linestyle": ":"}  # was not trained, so it has no place on the axis
-_PUBLISHED = [{"color": "0.45", "linestyle": "--", "markerfacecolor": "white", "marker": marker} for marker in "^s"]
+_PUBLISHED = {"color": "0.45", "linestyle": "--", "markerfacecolor": "white"}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -39,14 +40,11 @@ def make(entry: Entry, files: Files) -> Drawing:
         titles = [entry["tasks"][task]["title"] for task in tasks]
         numbers.notes.insert(0, f"{METRICS['average'].header}: mean over {enumeration(titles)}.")
     numbers.notes.insert(0, "Bands: 95% intervals over questions or chats; each point is one training.")
-    styles, others = (
-        part_looks(lines),
-        dict(zip((m["published"] for m in entry["published_models"]), _PUBLISHED, strict=False)),
-    )
+    styles, others = part_looks(lines), {}
     handles = [handle("unchanged model", **_UNCHANGED)] if unchanged else []
-    handles += [
-        handle(f"{model['title']}, published", **others[model["published"]]) for model in entry["published_models"]
-    ]
+    for model, marker in zip(entry["published_models"], itertools.cycle("^s"), strict=False):
+        others[model["published"]] = style = {**_PUBLISHED, "marker": marker}
+        handles.append(handle(f"{model['title']}, published", **style))
     drawn = [(metric, panel.get("rows") == "differences") for panel in entry["panels"] for metric in panel["columns"]]
     height = -(-len(drawn) // 2)
     figure = new_figure(2.4 * height, entry, handles, numbers.notes)

@@ -26,6 +26,7 @@ class HubModel(Hub):
 class LocalModel(Section):
     """A checkpoint folder, or one with a tokenizer."""
 
+    # A lambda, as pydantic would pass a second argument.
     local: Annotated[Text, AfterValidator(lambda path: shipped(path))] = key("A folder on this machine.")
 
 
