@@ -30,11 +30,12 @@ def make(entry: Entry, files: Files) -> Drawing:
     found, cases = derived.by_case(numbers.records), list(dict.fromkeys(line.case for line in lines))
     tasks, unchanged = derived.averaged(entry, cases, found), {case.model: case for case in cases if case.unchanged}
     numbers.published = published(entry | {"models": entry["published_models"]}, files.get("published", ()), ())
+    drawn = [(metric, panel.get("rows") == "differences") for panel in entry["panels"] for metric in panel["columns"]]
     for case in cases:
         numbers.add(derived.average(case, tasks, found))
         if over == SKIPPED:
             numbers.add(derived.reductions(entry, case, None))
-        if not case.unchanged and case.model in unchanged:
+        if any(apart for _, apart in drawn) and not case.unchanged and case.model in unchanged:
             numbers.add(derived.differences(entry, case, unchanged[case.model], tasks, found))
     if tasks:
         titles = [entry["tasks"][task]["title"] for task in tasks]
@@ -45,7 +46,6 @@ def make(entry: Entry, files: Files) -> Drawing:
     for model, marker in zip(entry["published_models"], itertools.cycle("^s"), strict=False):
         others[model["published"]] = style = {**_PUBLISHED, "marker": marker}
         handles.append(handle(f"{model['title']}, published", **style))
-    drawn = [(metric, panel.get("rows") == "differences") for panel in entry["panels"] for metric in panel["columns"]]
     height = -(-len(drawn) // 2)
     figure = new_figure(2.4 * height, entry, handles, numbers.notes)
     named = {}
