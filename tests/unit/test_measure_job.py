@@ -137,6 +137,14 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
     assert {what for what, _ in asked.said[before:]} == {START, "decode"}
 
 
+def test_a_point_that_the_model_is_too_short_for_is_a_record_beside_the_others(scale, asked):
+    """Of a set of points, as `serving.together` states them for models of every length."""
+    scale.points["long"] |= {"input_tokens": 9000, "total_tokens": 9016}
+    records = scale.run("short", "long")
+    assert (records["long"]["status"], records["short"]["status"]) == ("unavailable", "ok")
+    assert "9016 positions, but the model has 8192" in records["long"]["reason"]
+
+
 def test_an_engine_that_never_starts_is_not_tried_for_every_point(scale, asked):
     fail_at(asked, EngineFailure("no module named x"), START)
     with refused("long, short failed: no module named x; not tried: steps"):

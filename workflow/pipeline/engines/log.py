@@ -22,7 +22,7 @@ class OutOfMemory(EngineFailure):
 
 
 class Unsupported(EngineFailure):
-    """vLLM has no kernel for this on the processor at hand: a result, not a mistake."""
+    """The model has too few positions, or vLLM no kernel for this on the processor at hand: a result, not a mistake."""
 
 
 def require_fp8_cache() -> None:

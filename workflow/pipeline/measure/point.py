@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pipeline.engines.log import OutOfMemory
+from pipeline.engines.log import OutOfMemory, Unsupported
 from pipeline.engines.worker import module
 from pipeline.measure.subject import BASELINE, Subject
 from pipeline.measure.turns import Run
@@ -162,11 +162,11 @@ class Point:
         """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
 
         Raises:
-            UserError: the model has fewer positions than prompt and output need.
+            Unsupported: the model has fewer positions than prompt and output need.
         """
         (prompt, output), positions = self.lengths, config.get("max_position_embeddings") or math.inf
         if prompt + output > positions:
-            raise UserError(
+            raise Unsupported(
                 f"a prompt of {prompt} and an output of {output} tokens need {prompt + output} positions, "
                 f"but the model has {positions}"
             )

@@ -93,7 +93,8 @@ def check_together(config: Config) -> None:
 def measure(subject: Subject, point: Point, engines: Engines, chats: Path | None = None) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
-    Too little memory is a record too, with status "oom", and so is what vLLM cannot do on this processor: "unavailable".
+    Too little memory is a record too, with status "oom", and so is what the model is too short for or vLLM cannot do on this
+    processor: "unavailable".
 
     Args:
         chats: what points with `dataset` send.
